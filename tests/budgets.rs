@@ -1,5 +1,5 @@
-//! How much there is to read. Who needs more lines or words takes them from somewhere else, or
-//! raises the number here and says why in the commit.
+//! Bounds of lines and words. A change that needs more of them removes others, or raises the bound
+//! here and gives the reason in the commit.
 
 use std::path::PathBuf;
 
@@ -9,11 +9,11 @@ use crate::support::root;
 /// A part of the workspace.
 struct Part {
     folder: &'static str,
-    /// A part of it that has a budget of its own.
+    /// A folder within it that has a separate budget.
     without: Option<&'static str>,
-    /// Lines of Rust, at most.
+    /// The most lines of Rust.
     lines: usize,
-    /// Lines that it should shrink to.
+    /// The lines to which it should shrink.
     goal: usize,
 }
 
@@ -41,7 +41,7 @@ const PARTS: [Part; 9] = [
     part("fuzz", 4_600, 3_500),
 ];
 
-/// Words of a page, at most.
+/// The most words of each page.
 const PAGES: [(&str, usize); 2] = [("README.md", 700), ("CHANGELOG.md", 800)];
 
 fn lines_of(part: &Part) -> usize {

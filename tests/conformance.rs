@@ -1,17 +1,17 @@
-//! What the RFCs ask for, as data: `tests/data/*.toml`, each script run against every variant.
+//! Rules of the RFCs as data: `tests/data/*.toml`, with each script run against every variant.
 //!
-//! A script is a conversation between the stack (10.0.0.1) and a peer that does exactly what the
-//! script says (10.0.0.2), in virtual time. [`script`] describes the language. A script with
-//! `pending = "reason"` tells of a rule that is not kept yet: it is run too, and must fail, so that
-//! it gets enabled when it does not.
+//! A script is a conversation between the stack (10.0.0.1) and a peer that does exactly as the
+//! script orders (10.0.0.2), in virtual time. [`script`] describes the language. A script with
+//! `pending = "reason"` checks a rule that is not implemented yet: it runs too, and must fail, so
+//! that it gets enabled once it passes.
 //!
-//! Every script is run over IPv4 and over IPv6, for which its packets are translated: words and
-//! numbers of a script are those of IPv4, and a link carries 20 bytes more, as much as the header
-//! is longer. A rule of one of them alone says so by `only_ipv4 = "reason"` or `only_ipv6`.
+//! Every script runs over IPv4 and over IPv6, with its packets translated: words and numbers of a
+//! script are the IPv4 ones, and the MTU is 20 bytes larger over IPv6, as much as the header is
+//! longer. A rule of only one of them has `only_ipv4 = "reason"` or `only_ipv6`.
 //!
-//! `[[held]]` is a rule that no script can tell of, with the names of the tests that hold it.
+//! `[[held]]` is a rule that no script can check, with the names of the tests that check it.
 //!
-//! `CONFORMANCE=name` runs the scripts whose name contains `name` only, and prints their frames.
+//! `CONFORMANCE=name` runs only the scripts whose name contains `name`, and prints their frames.
 
 mod run;
 mod script;
@@ -126,7 +126,7 @@ fn every_rule_is_kept_by_every_variant_and_no_pending_one_is_kept_already() {
     );
 }
 
-/// A rule that another test holds names one that exists.
+/// Each `[[held]]` rule must name existing tests.
 #[test]
 fn every_rule_that_another_test_holds_names_it() {
     let mut named = 0;
@@ -151,7 +151,7 @@ fn every_rule_that_another_test_holds_names_it() {
     assert!(named >= 30, "only {named} tests are named");
 }
 
-/// The runner itself must find what is wrong.
+/// The runner itself must find wrong steps.
 #[test]
 fn a_script_that_asks_for_something_else_fails_at_the_step_that_says_so() {
     let wrong = [
@@ -174,7 +174,7 @@ fn a_script_that_asks_for_something_else_fails_at_the_step_that_says_so() {
     ];
     for (steps, place, what) in wrong {
         let script = Script::of_steps(&format!("listen\n{steps}"));
-        // `listen` is step 0 here, as a prelude is.
+        // In these scripts `listen` is line 0.
         let place = place.replace("step ", "line ");
         for family in Family::ALL {
             let outcome = run::run(&script, Variant::Single, family, 1, false);

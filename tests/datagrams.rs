@@ -14,7 +14,7 @@ use dominoes_testkit::{Host, HostConfig, HostId, LinkConfig, Net, Rng, Stalls, V
 
 const MILLI: Duration = Duration::from_millis(1);
 
-/// Byte i of datagram `number`, so that no two datagrams are alike.
+/// The bytes of datagram `number`, different for all datagrams.
 fn payload(number: u64, len: usize) -> Vec<u8> {
     let mut rng = Rng::new(number);
     let mut bytes: Vec<u8> = (0..len.div_ceil(8))
@@ -151,7 +151,7 @@ fn over_a_bad_wire_no_datagram_changes_and_the_replicas_agree() {
                 1 => rng.below(3_500),
                 _ => rng.below(1_500),
             };
-            // Eight bytes tell it from every other one.
+            // Its eight random bytes make it unique.
             let bytes = payload(seed << 20 | number, 8 + len as usize);
             match sockets[from].try_send_to(&bytes, to[1 - from]) {
                 Ok(()) => *sent.entry(bytes).or_default() += 1,
@@ -206,7 +206,7 @@ fn a_full_queue_drops_what_comes_counts_it_and_takes_more_when_it_was_read() {
                 next += 1;
             }
             net.pass(MILLI);
-            // 160 bytes each.
+            // Each takes 160 bytes.
             for number in first..first + 25 {
                 let (bytes, _) = receive(&mut theirs).expect("it fits");
                 assert!(bytes == payload(number, 100), "{variant}: {number}");
@@ -366,7 +366,7 @@ fn the_first_datagrams_wait_for_the_neighbour_and_are_dropped_if_there_is_none()
     assert_eq!(net.host(client).pump_stats().unresolved, 10);
 }
 
-// One stack, and packets as they would come from anywhere.
+// One stack, and packets from anywhere.
 
 struct Lone {
     host: Host,
@@ -380,7 +380,7 @@ impl Lone {
             host: Host::new(variant, setup, 1).unwrap(),
             now: Instant::from_millis(1),
         };
-        // The peer is known, and forwards.
+        // From now on the stack knows the peer's address, so the peer can forward.
         lone.inject(packet::arp_request(TO_STACK));
         lone
     }
@@ -413,7 +413,7 @@ fn errors_are_reported_no_more_often_than_the_limit() {
                 *reports += lone.inject(frame).len();
             }
         }
-        // Within a second, between half and one and a half of 10 to one host, and of 1,000 to all.
+        // Per second, 0.5 to 1.5 times 10 to one host, and 0.5 to 1.5 times 1,000 to all.
         assert!((5..15).contains(&reports[0]), "{variant}: {reports:?}");
         let all = reports[0] + reports[1];
         assert!((500..1500).contains(&all), "{variant}: {reports:?}");
@@ -481,7 +481,7 @@ fn a_lone_first_fragment_is_reported_after_the_timeout() {
     );
     let sent = lone.pass(Duration::from_secs(60));
     assert_eq!(sent.len(), 1);
-    // Time exceeded, fragment reassembly; quoted is the first fragment's header and eight bytes.
+    // Time exceeded, fragment reassembly; it quotes the first fragment's header and eight bytes.
     assert_eq!(sent[0][34..36], [11, 1]);
     assert_eq!(sent[0][42..62], fragments[0][14..34]);
     assert_eq!(sent[0].len(), 42 + 28);
@@ -496,8 +496,8 @@ fn an_unknown_protocol_is_reported() {
     assert_eq!(lone.inject(broadcast).len(), 0);
 }
 
-/// 20,000 first fragments a second for 10 s, from one source, from many, or of one datagram;
-/// meanwhile and afterwards an honest host sends datagrams in three pieces.
+/// 20,000 first fragments per second for 10 s, from one source, from many, or of one datagram;
+/// during and after the flood an honest host sends datagrams in three fragments.
 #[test]
 fn honest_datagrams_are_served_within_a_second_after_a_flood_of_fragments() {
     for variant in [Variant::Single, Variant::Replicated(2)] {
@@ -534,7 +534,7 @@ fn honest_datagrams_are_served_within_a_second_after_a_flood_of_fragments() {
     }
 }
 
-/// Frames that are nearly right, in every field that a parser looks at.
+/// Frames that are nearly right, in every field that a parser reads.
 #[test]
 fn no_damaged_frame_ends_the_stack_or_parts_its_replicas() {
     let long = packet::udp(TO_STACK, (4000, 9), &payload(1, 3_000));

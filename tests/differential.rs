@@ -1,8 +1,8 @@
-//! Our stack on one side, smoltcp on the other, over the same bad wires: what one application
-//! writes is what the other reads, whoever opens, whoever closes first.
+//! Our stack against smoltcp, over bad wires: each application reads what the other has written,
+//! whichever side opens, and whichever closes first.
 //!
-//! Applications write and read in pieces of random sizes and rest between them, as their seeds say.
-//! `DIFFERENTIAL_CASES=10000` asks for more, `DIFFERENTIAL_SEED=0x...` repeats one.
+//! Applications write and read in pieces of random sizes with rests between them.
+//! `DIFFERENTIAL_CASES=10000` runs more cases, `DIFFERENTIAL_SEED=0x...` repeats one.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -24,11 +24,11 @@ const OURS: [u8; 4] = [10, 0, 0, 1];
 const THEIRS: [u8; 4] = [10, 0, 0, 2];
 const THEIR_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 const PORT: u16 = 7;
-/// The wires are mended after so much virtual time.
+/// Virtual time at which the wires become perfect.
 const FAULTS_END: Duration = Duration::from_secs(60);
-/// And everything must be over after so much.
+/// Virtual time at which everything must be over.
 const LIMIT: Duration = Duration::from_secs(400);
-/// Bytes that an application reads or writes at once, at most.
+/// The most bytes that an application reads or writes at once.
 const PIECE: u64 = 4000;
 
 /// smoltcp's device: two queues.
@@ -78,7 +78,7 @@ impl phy::TxToken for Sending<'_> {
     }
 }
 
-/// smoltcp, its socket, and the application on it.
+/// smoltcp, its socket, and its application.
 struct Them {
     interface: Interface,
     port: Port,
@@ -140,13 +140,13 @@ impl Them {
         opened.map_err(|error| error.to_string())
     }
 
-    /// What the application can do now.
+    /// Does all work that the application can do now.
     fn work(&mut self, now: Instant) -> Result<usize, String> {
         if self.rests_until > now {
             return Ok(0);
         }
         if self.rng.chance(50_000) {
-            // A rest of no length would look as if nothing were left to do.
+            // A rest of zero would look as if the application had nothing left to do.
             self.rests_until = now + Duration::from_millis(1 + self.rng.below(299));
             return Ok(0);
         }
@@ -183,7 +183,7 @@ impl Them {
                 done += usize::from(!self.eof);
                 self.eof = true;
             }
-            // Not open yet, or over: a connection that ended badly does not get to `eof`.
+            // Not open yet, or over: a connection that ended with an error does not set `eof`.
             Err(tcp::RecvError::InvalidState) => {}
         }
         Ok(done)
@@ -194,7 +194,7 @@ impl Them {
     }
 }
 
-/// Our side: who opens, and the application.
+/// Our side: the connection before it is open, or the application.
 enum Us {
     Listening(TcpListener),
     Opening(Box<Connecting>),
@@ -219,7 +219,7 @@ impl Us {
                 *self = Us::Traffic(Box::new(traffic));
                 Ok(1)
             }
-            // Everything was lost for so long: the application tries again.
+            // All attempts were lost: the application tries again.
             Err(SocketError::Unreachable | SocketError::TimedOut) => {
                 let to = SocketAddr::new(THEIRS.into(), PORT);
                 let again = sockets
@@ -254,8 +254,8 @@ fn span(at: Instant) -> core::time::Duration {
     core::time::Duration::from_nanos(at.as_nanos())
 }
 
-/// Whether smoltcp came to the end, too. smoltcp 0.14 stops for good now and then: bytes that it
-/// sent are not acknowledged, and it never wants to be asked again.
+/// Returns whether smoltcp finished, too. smoltcp 0.14 sometimes stops for good: its sent bytes are
+/// not acknowledged, and it never asks to be polled again.
 fn conversation(seed: u64) -> Result<bool, String> {
     let mut rng = Rng::new(seed);
     let variant = Variant::ALL[rng.below(Variant::ALL.len() as u64) as usize];
@@ -346,7 +346,7 @@ fn conversation(seed: u64) -> Result<bool, String> {
         if them.rests_until > now {
             next = next.min(them.rests_until);
         }
-        // smoltcp counts microseconds, and may want to be asked again at once.
+        // smoltcp counts microseconds, and may ask to be polled again at once.
         now = next.max(now + Duration::from_micros(1));
     }
     let wants = them.interface.poll_at(moment(now), &them.sockets);

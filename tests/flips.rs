@@ -1,5 +1,5 @@
-//! State that is changed behind a replica's back, and code that panics: what is noticed, and what
-//! it costs.
+//! State that changes without its replica's knowledge, and code that panics: whether the group
+//! notices, and the damage.
 
 mod bits;
 mod groups;

@@ -1,7 +1,7 @@
-//! The words of ARCHITECTURE.md's glossary are the ones that names and public documentation use.
+//! Checks that names and documentation use the words of ARCHITECTURE.md's glossary.
 //!
-//! A name is what stands behind `fn`, `struct`, `mod` and their like; documentation is what
-//! `cargo doc` shows, and the comments of private items besides. Other comments are not read.
+//! A name is the word after `fn`, `struct`, `mod` and the like; documentation is the output of
+//! `cargo doc`, and the doc comments of private items. Other comments are not checked.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use proc_macro2::{TokenStream, TokenTree};
 use crate::source::{read, sources, tokens, within_root};
 use crate::support::root;
 
-/// Words that name nothing here, and what to say. Each has another meaning in no crate of this
-/// workspace.
+/// Words that must not be used, and their replacements. No crate of this workspace uses them in
+/// another meaning.
 const NOT: [(&str, &str); 21] = [
     ("accuse", "report divergence"),
     ("bury", "reap"),
@@ -36,15 +36,15 @@ const NOT: [(&str, &str); 21] = [
     ("tenant", "connection"),
 ];
 
-/// Uses that mean something else: the file, and the word.
+/// Uses in another meaning: the file, and the word.
 const MEANS_ANOTHER_THING: [(&str, &str); 0] = [];
 
-/// What stands in front of a name.
+/// Words that precede a name.
 const BEFORE_A_NAME: [&str; 9] = [
     "fn", "struct", "enum", "trait", "mod", "const", "static", "type", "union",
 ];
 
-/// `word` in lower case, if the glossary has another for it.
+/// `word` in lower case with its replacement, if it must not be used.
 fn forbidden(word: &str) -> Option<(&'static str, &'static str)> {
     let word = word.to_lowercase();
     NOT.into_iter().find(|(not, _)| *not == word)
@@ -67,7 +67,7 @@ fn words_of_name(name: &str) -> Vec<String> {
     words
 }
 
-/// Every name that is declared, and every line of documentation, with the line where it stands.
+/// Collects every declared name and every line of documentation, with its line number.
 fn read_tokens(
     stream: TokenStream,
     names: &mut Vec<(String, usize)>,
@@ -82,7 +82,7 @@ fn read_tokens(
                     names.push((name.to_string(), line));
                 }
             }
-            // `#[doc = "..."]`, which is what a documentation comment is.
+            // `#[doc = "..."]`, the form of a doc comment among tokens.
             TokenTree::Ident(word) if word == "doc" && i == 0 => {
                 if let Some(TokenTree::Literal(text)) = trees.get(2) {
                     docs.push((text.to_string(), line));
@@ -94,7 +94,7 @@ fn read_tokens(
     }
 }
 
-/// What `source` says that the glossary says otherwise.
+/// Every use of a forbidden word in `source`.
 fn breaches(source: &str) -> Vec<String> {
     let (mut names, mut docs) = (Vec::new(), Vec::new());
     let stream: TokenStream = source.parse().expect("a source that compiles");
@@ -164,7 +164,7 @@ fn names_and_documentation_use_the_words_of_the_glossary() {
     );
 }
 
-/// `Recorder` has a twin for a build without its feature.
+/// `Recorder` has a second definition for builds without its feature.
 const TWICE: [&str; 1] = ["Recorder"];
 
 #[test]

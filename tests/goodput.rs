@@ -1,7 +1,7 @@
-//! How much arrives over a wire that loses or reorders: 100 Mbit/s, 10 ms of round trip, a queue of
-//! one such product of both, one connection with our stack on both sides.
+//! Goodput over a wire that loses or reorders: 100 Mbit/s, a round trip of 10 ms, a queue of the
+//! bandwidth-delay product, and one connection between two of our stacks.
 //!
-//! `GOODPUT_SEEDS=10 GOODPUT_SECONDS=20` runs the whole measurement; otherwise it is a few seconds
+//! `GOODPUT_SEEDS=10 GOODPUT_SECONDS=20` runs the whole measurement; the default is a few seconds
 //! of virtual time.
 
 use core::cell::Cell;
@@ -16,10 +16,10 @@ use dominoes_testkit::{HostConfig, LinkConfig, Net, Traffic, Variant};
 
 /// Bits per second.
 const RATE: u64 = 100_000_000;
-/// Bytes that wait for the rate: a round trip's worth.
+/// Bytes of the queue: a round trip's worth.
 const QUEUE: u64 = 125_000;
 
-/// Mbit/s of text that arrive in `seconds`, and how many bytes left more than once, in a thousand.
+/// Mbit/s of data that arrive in `seconds`, and retransmitted bytes per 1000.
 fn goodput(seed: u64, faults: &Faults, seconds: u64, control: CongestionControl) -> (f64, f64) {
     let mut net = Net::new(seed);
     let delay = core::time::Duration::from_millis(5);
@@ -111,12 +111,12 @@ fn median(
     median.0
 }
 
-/// Nothing is lost on this wire: a window that falls for what was only late must rise again (RFC
-/// 4015).
+/// This wire loses nothing: a congestion window that was reduced because of late segments must be
+/// restored (RFC 4015).
 #[test]
 fn goodput_over_a_wire_that_reorders_is_that_of_one_that_does_not() {
     let (seeds, seconds) = (setting("GOODPUT_SEEDS", 3), setting("GOODPUT_SECONDS", 4));
-    // A hundred frames take 12 ms, which is more than a round trip.
+    // A hundred frames take 12 ms, more than a round trip.
     for (ppm, distance, least) in [(10_000, 10, 85.0), (1_000, 100, 85.0), (10_000, 100, 60.0)] {
         for control in [CongestionControl::Cubic, CongestionControl::NewReno] {
             let name = format!("reorder {:.1} % by {distance}", f64::from(ppm) / 1e4);

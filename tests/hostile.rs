@@ -1,10 +1,10 @@
-//! A far side that knows the numbers of its connections, and says about them what it likes: every
-//! field and option of a segment at and around the values where something changes, errors about its
-//! segments, and frames that are damaged.
+//! A far side that knows the sequence numbers of its connections and abuses them: every field and
+//! option of a segment at and around the values that matter, ICMP errors about its segments, and
+//! damaged frames.
 //!
-//! No frame may make a panic, not even one that ends its connection alone: [`Host::check`] and the
-//! end of a [`Host`] ask for the panics that were caught. `HOSTILE_CASES=100000` runs longer,
-//! `HOSTILE_SEED=0x...` repeats one.
+//! No frame may cause a panic, not even one that is caught and ends only its connection:
+//! [`Host::check`] and the drop of a [`Host`] fail after caught panics. `HOSTILE_CASES=100000` runs
+//! longer, `HOSTILE_SEED=0x...` repeats one case.
 
 use dominoes_netstack::TcpStream;
 use dominoes_netstack::time::{Duration, Instant};
@@ -17,22 +17,22 @@ use dominoes_testkit::{Cases, Host, Rng, Variant};
 /// Frames of a case.
 const FRAMES: u64 = 700;
 
-/// What the far side knows of a flow: what the stack said last.
+/// The far side's view of a flow, from the stack's last segments.
 #[derive(Clone, Copy, Debug, Default)]
 struct FlowState {
-    /// Ours, and the stack's port.
+    /// The far side's port, and the stack's.
     ports: (u16, u16),
-    /// The lowest and the highest number that the stack sent.
+    /// The lowest and the highest sequence number that the stack sent.
     low: u32,
     high: u32,
-    /// What it acknowledged last, and its window.
+    /// The stack's last acknowledgment and window.
     ack: u32,
     wnd: u32,
-    /// TSval of the newest.
+    /// TSval of its newest segment.
     stamp: Option<u32>,
 }
 
-/// What happened.
+/// Counts of a case.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     /// Connections that opened, were answered by a cookie, and moved bytes.
@@ -83,7 +83,7 @@ impl Far {
         flow.stamp = heard.timestamps.map(|(value, _)| value);
     }
 
-    /// A number at, or around, one of those that matter.
+    /// A number at or near one of `bases`.
     fn near(&mut self, bases: &[u32]) -> u32 {
         let base = bases[self.rng.index(bases.len())];
         match self.rng.below(10) {
@@ -101,7 +101,7 @@ impl Far {
         from[self.rng.index(from.len())]
     }
 
-    /// The far side opens a connection, or says that it would.
+    /// A SYN of the far side, which may never complete the connection.
     fn open(&mut self) -> Segment {
         let rng = &mut self.rng;
         Segment {
@@ -122,7 +122,7 @@ impl Far {
         }
     }
 
-    /// Something about a flow.
+    /// A segment of a flow.
     fn segment(&mut self) -> Segment {
         let flow = self.flows[self.rng.index(self.flows.len())];
         let FlowState {
@@ -156,7 +156,7 @@ impl Far {
             0x10, 0x10, 0x10, 0x10, 0x10, 0x10, 0x18, 0x18, 0x11, 0x12, 0x14, 0x50, 0x90, 0x00,
             0xff,
         ]) as u8;
-        // Seldom what ends it.
+        // Rarely a segment that ends the connection.
         let flags = if flags & (FIN | RST) != 0 && self.rng.chance(900_000) {
             ACK
         } else {
@@ -187,7 +187,7 @@ impl Far {
         }
     }
 
-    /// An error about a segment of the stack (RFC 792).
+    /// An ICMP error about a segment of the stack (RFC 792).
     fn error(&mut self) -> Vec<u8> {
         let flow = self.flows[self.rng.index(self.flows.len())];
         let seq = self.near(&[flow.low, flow.high, flow.high.wrapping_sub(1)]);
@@ -216,7 +216,7 @@ impl Far {
             _ => self.segment().frame(TO_STACK),
         };
         if self.rng.chance(60_000) {
-            // A damaged option, or anything else, with all checksums right.
+            // Damages an option or any other byte, with all checksums right.
             let at = 34 + self.rng.index(frame.len() - 34);
             frame[at] = self.rng.next() as u8;
             if packet::protocol(&frame) == Some(TCP) {

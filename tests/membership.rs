@@ -1,4 +1,4 @@
-//! Real threads that die, join and leave while bytes go both ways.
+//! Real threads that fail, join and leave while bytes go both ways.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use dominoes_netstack::stats::MembershipStats;
 use dominoes_netstack::{Stack, StackError};
 use dominoes_testkit::number;
 
-/// Looks at a condition before something is held to hang: a minute.
+/// Polls of a condition before the test fails: a minute.
 const LOOKS: u32 = 60_000;
 
 fn pattern_byte(offset: u64) -> u8 {
     (offset % 251) as u8
 }
 
-/// Waits until the counters of `stack` are as `wanted` says.
+/// Waits until the counters of `stack` fulfil `wanted`.
 fn wait_for(stack: &Stack, wanted: impl Fn(&MembershipStats) -> bool) -> MembershipStats {
     for _ in 0..LOOKS {
         let members = stack.stats().membership;
@@ -30,9 +30,8 @@ fn wait_for(stack: &Stack, wanted: impl Fn(&MembershipStats) -> bool) -> Members
     panic!("never came: {:?}", stack.stats().membership);
 }
 
-/// A group that sends back what it is sent, and a peer that runs alone. `meanwhile` may do to the
-/// group what it likes; when it returns, the peer ends its stream. Returns how many bytes came
-/// back, all of them as they were sent.
+/// `server` echoes a stream of `client` while `meanwhile` runs; after that the client ends its
+/// stream. Returns the number of echoed bytes, all of which were checked.
 fn echo(server: &Stack, client: &Stack, meanwhile: impl FnOnce(&Stack)) -> u64 {
     let listener = server.listen(7, 4).unwrap();
     let stream = client.connect("10.0.0.1:7").unwrap();

@@ -1,4 +1,4 @@
-//! Stacks on both sides of programmable cards: megabytes come back with the same SHA-256.
+//! Stacks on both sides of programmable cards: megabytes come back with equal SHA-256.
 
 use std::io::{Read, Write};
 use std::net::SocketAddrV4;
@@ -15,7 +15,7 @@ const BYTES: usize = 4 << 20;
 /// Bytes of one write.
 const CHUNK: usize = 64 << 10;
 
-/// Sends `BYTES` from a stack over `wire`'s one end to one over its other, and back.
+/// Sends `BYTES` from a stack at one end of `wire` to a stack at the other, and back.
 fn echo(config: &NicConfig, wire: MemoryConfig) {
     println!("{:?}", config.firmware);
     let (left, right) = memory::pair(wire);
@@ -48,7 +48,7 @@ fn echo(config: &NicConfig, wire: MemoryConfig) {
                 write.write_all(&chunk).expect("the server reads");
                 hash.update(&chunk);
             }
-            // It stays open until everything is back.
+            // The stream stays open until everything is back.
             (write, hash.finalize())
         });
         let (mut hash, mut left) = (Sha256::new(), BYTES);

@@ -1,5 +1,5 @@
-//! Devices that can lend few frames at a time, and have nothing to receive into until some come
-//! back, do not stand still, however many replicas keep them.
+//! Devices that can lend few frames at a time, and cannot receive until some frames come back.
+//! Transfers over them must not stall, however many replicas hold frames.
 
 use std::io::{Read, Write};
 use std::sync::mpsc;
@@ -12,12 +12,12 @@ use dominoes_drivers::{
 };
 use dominoes_netstack::Stack;
 
-/// What is sent each way: many times what any of the devices holds.
+/// Bytes in each direction: many times the frames of any of the devices.
 const LEN: usize = 1 << 20;
-/// Who has not finished by then stands still.
+/// A transfer that takes longer counts as stalled.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A device of which at most `most` frames are out.
+/// A device that lends at most `most` frames at a time.
 struct Scarce<D> {
     device: D,
     most: usize,
@@ -63,8 +63,8 @@ impl DeviceRx for ScarceRx {
         if self.out < self.most {
             return self.rx.wait(timeout);
         }
-        // It receives nothing, so only a waker or the time ends this. The device beneath has frames
-        // and would return.
+        // The device underneath has frames and would return at once. This one receives nothing, so
+        // only a waker or the timeout may end the wait.
         let nap = Duration::from_millis(1);
         thread::sleep(timeout.unwrap_or(nap).min(nap));
         Ok(())

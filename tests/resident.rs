@@ -1,6 +1,6 @@
-//! What a connection that has carried something holds of the machine's memory, by the pages that
-//! the kernel has given to this process: so this is a binary of its own, on the allocator that
-//! programs have by default. Linux only.
+//! The memory of connections that have carried data, measured by the pages that the kernel has
+//! given to this process. So these tests have their own binary, with the default allocator. Linux
+//! only.
 
 #![cfg(target_os = "linux")]
 
@@ -18,27 +18,27 @@ const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const PORT: u16 = 7;
 const NOW: Instant = Instant::from_millis(1000);
 const CONNECTIONS: u16 = 10_000;
-/// Bytes that carrying something may add to a connection: a page of each ring, and the delivery
-/// slots. The rest of a ring is not touched.
+/// Bytes that a connection may take more once it has carried data: a page of each ring, and the
+/// delivery slots. The rest of a ring is not touched.
 const CARRIED: usize = 14 << 10;
-/// Bytes that a connection may hold in all which was read from once and answered once, and has been
-/// idle since: its streams and sockets, and its state in every replica.
+/// Bytes of a connection that has read once, answered once, and been idle since: its streams and
+/// sockets, and its state in every replica.
 const IDLE: usize = 4 << 10;
 
-/// Bytes of this process that are in memory.
+/// Resident bytes of this process.
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux has it");
     let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok());
     4096 * pages.unwrap_or(0_usize)
 }
 
-/// Bytes that each connection has added since `before` were in memory.
+/// Resident bytes that each connection has added since `before`.
 fn each_since(before: usize) -> usize {
     resident().saturating_sub(before) / usize::from(CONNECTIONS)
 }
 
-/// Set for a process that measures one variant, by its name: what an allocator keeps of a stack
-/// that has gone would disturb the next.
+/// The variant that this process measures, by name. Each has its own process, since the memory that
+/// the allocator keeps of one stack would disturb the next.
 const VARIANT: &str = "RESIDENT_VARIANT";
 
 #[test]
@@ -65,7 +65,7 @@ fn memory_stays_flat_while_connections_come_flood_and_go() {
     );
 }
 
-/// Calls `measure` for each variant, in a process that runs the test `name` alone.
+/// Runs `measure` for each variant, each in a process that runs only the test `name`.
 fn in_processes_of_their_own(name: &str, measure: fn(Variant)) {
     let variants = [Variant::Single, Variant::Replicated(2)];
     if let Ok(variant) = std::env::var(VARIANT) {
@@ -82,10 +82,10 @@ fn in_processes_of_their_own(name: &str, measure: fn(Variant)) {
     }
 }
 
-/// Connections whose peers send bytes far apart, and others that carry much.
+/// Connections with data out of order, and connections that carry much data.
 const SPARSE: u16 = 1000;
 const BULKY: u16 = 180;
-/// Bytes that a bulky one carries.
+/// Bytes that each of `BULKY` carries.
 const BULK: usize = 1 << 20;
 
 /// From every peer to us.
@@ -99,14 +99,14 @@ fn open(host: &mut Host, listener: &TcpListener, peer: &mut Peer) -> TcpStream {
 }
 
 fn open_at(now: Instant, host: &mut Host, listener: &TcpListener, peer: &mut Peer) -> TcpStream {
-    // With a scale, our window is the whole ring.
+    // With a window scale option, our window is the whole ring.
     let mut syn = peer.segment(SYN, &[]);
     syn.scale = Some(0);
     peer.next = syn.end();
     host.inject(syn.frame(path()));
     host.turn(now);
     let sent = host.take_sent();
-    // Among it may be a question for the peer's link-layer address.
+    // The stack may also have sent an ARP request for the peer.
     assert!(
         sent.iter().any(|frame| peer.hears(frame).is_some()),
         "no SYN-ACK in {sent:?}"
@@ -148,7 +148,7 @@ fn behind_gaps_and_closed(variant: Variant) {
     println!("{variant}: {} KiB behind gaps", taken >> 10);
     assert!(taken < budget + (16 << 20), "{variant}: {taken} bytes");
 
-    // One that came later carries its bytes all the same.
+    // A connection that opens later can carry data, too.
     let mut late = Peer::new(path(), (3000, PORT), 100);
     let mut stream = open(&mut host, &listener, &mut late);
     let mut second = late.segment(ACK, b"world");
@@ -209,10 +209,10 @@ fn behind_gaps_and_closed(variant: Variant) {
     assert!(closed < open / 16, "{variant}: {closed} of {open} bytes");
 }
 
-/// Times that connections come and go, and how many at a time: 2,000 in all.
+/// Rounds in which connections open and close, and connections per round: 2,000 in total.
 const TIMES: u16 = 20;
 const AT_A_TIME: u16 = 100;
-/// Times after which memory no longer grows, and by how much it may differ from then on.
+/// Rounds after which memory no longer grows, and the permitted difference from then on.
 const WARM: usize = 4;
 const DIFFERENCE: usize = 4 << 20;
 
@@ -226,7 +226,7 @@ fn come_and_go(variant: Variant) {
     let mut now = NOW;
     let mut after = Vec::new();
     for time in 0..TIMES {
-        // Those of the last time were silent for long.
+        // The stack has forgotten the peer's address since the last round.
         host.inject(packet::arp_reply(path()));
         host.turn(now);
         host.take_sent();
@@ -285,7 +285,7 @@ fn measure(variant: Variant) {
     let listener = sockets.listen(PORT, u16::MAX).expect("the port is free");
     host.inject(packet::arp_reply(path()));
     host.turn(NOW);
-    // Only what the connections hold is counted, not what the test does.
+    // Allocated before, so that only memory of the connections counts.
     let mut held = Vec::with_capacity(CONNECTIONS.into());
     let mut peers: Vec<_> = (0..CONNECTIONS)
         .map(|i| Peer::new(path(), (4000 + i, PORT), 100))
@@ -325,7 +325,7 @@ fn measure(variant: Variant) {
     assert!(carried <= CARRIED, "{variant}: {carried} of {CARRIED}");
     assert!(idle <= IDLE, "{variant}: {idle} of {IDLE}");
 
-    // What was given back is there again when it is needed.
+    // Memory that was returned is available again when it is needed.
     let (stream, peer) = (&mut held[7], &mut peers[7]);
     host.inject(peer.says(ACK, b"again"));
     host.turn(now);

@@ -1,10 +1,10 @@
-//! A replica that stands still between two steps holds up nobody, and one that unwinds leaves
-//! nothing undone.
+//! A replica that stalls between two steps delays no other, and a replica that panics leaves no
+//! work undone.
 //!
-//! Two stacks on one simulated link, in virtual time: one is a group of replicas, the other runs
-//! alone and takes the peer's part. In the middle of a transfer at full speed one replica does
-//! nothing for 100 ms, or panics in the middle of an effect. What the application gets must go on
-//! growing, unharmed, and neither side may send an byte twice.
+//! Two stacks on one simulated link, in virtual time: a group of replicas, and a `single` stack as
+//! the peer. In the middle of a transfer at full speed one replica does nothing for 100 ms, or
+//! panics in the middle of an effect. The application must keep receiving unharmed bytes, and
+//! neither side may send a byte twice.
 
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -27,21 +27,21 @@ const GROUP: [u8; 4] = [10, 0, 0, 1];
 const PEER: [u8; 4] = [10, 0, 0, 2];
 const MICRO: u64 = 1_000;
 const MILLI: u64 = 1_000_000;
-/// Between two turns of everybody.
+/// Between two rounds of turns.
 const STEP: u64 = 10 * MICRO;
-/// One way.
+/// Delay in each direction.
 const DELAY: Duration = Duration::from_micros(20);
-/// At full speed by then.
+/// Time after which the transfer has full speed.
 const WARM: u64 = 30 * MILLI;
 const STALL: u64 = 100 * MILLI;
 const AFTER: u64 = 10 * MILLI;
-/// For how long an application may have to wait for more.
+/// The longest time that an application may wait for data.
 const PATIENCE: u64 = MILLI;
-/// Positions for 100 ms: at 8 Gbit/s 6.6 frames arrive between two turns, one run, and the
-/// application tells of its progress as often: 20,000.
+/// Positions for 100 ms: at 8 Gbit/s 6.6 frames arrive between two turns, which are one run, and
+/// the application reports progress as often: 20,000.
 const LOG: usize = 1 << 15;
 
-/// The bytes of a stream, with a period that no buffer's length is a multiple of.
+/// The bytes of a stream, with a period that divides no buffer's length.
 struct Pattern(Vec<u8>);
 
 impl Pattern {
@@ -65,9 +65,9 @@ impl Pattern {
 /// One direction of a link of 8 Gbit/s: a byte takes a nanosecond.
 struct Lane {
     link: ImpairedLink,
-    /// After the highest byte that went this way.
+    /// The sequence number after the highest byte sent.
     highest: Option<u32>,
-    /// Bytes that went again.
+    /// Bytes that were sent again.
     again: u64,
 }
 
@@ -129,7 +129,7 @@ struct Scene {
 /// Panics once, in the middle of an effect.
 struct PanicOnce {
     armed: bool,
-    /// Effects before it does.
+    /// Effects before the panic.
     left: u64,
 }
 
@@ -149,13 +149,13 @@ impl FaultHooks for PanicOnce {
 
 #[derive(Debug)]
 struct Outcome {
-    /// Longest wait of the application for more, in nanoseconds, from a moment before the stall on.
+    /// The longest wait of the application for data, in nanoseconds, from just before the stall.
     gap: u64,
-    /// Bytes that it got during the stall.
+    /// Bytes that it received during the stall.
     got: u64,
     again: u64,
     stolen: u64,
-    /// Requests that were in flight at most.
+    /// The most requests in flight.
     depth: u64,
     died: bool,
 }
@@ -307,7 +307,7 @@ fn scenes(panics: bool) -> impl Iterator<Item = Scene> {
     })
 }
 
-/// Bytes that 100 ms at 7 Gbit/s bring.
+/// Bytes of 100 ms at 7 Gbit/s.
 const AT_LEAST: u64 = 87_500_000;
 
 #[test]

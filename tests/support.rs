@@ -1,4 +1,4 @@
-//! What several tests of the whole stack use.
+//! Shared helpers of several tests of the whole stack.
 
 use std::path::{Path, PathBuf};
 

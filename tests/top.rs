@@ -1,4 +1,4 @@
-//! What `examples/top.rs` shows of a stack under load.
+//! Tests the output of `examples/top.rs` for a stack under load.
 
 #[path = "../examples/top/frame.rs"]
 #[allow(dead_code, reason = "the live view uses the rest")]
@@ -12,8 +12,8 @@ use std::time::Duration;
 use dominoes_netstack::Stack;
 use frame::Sample;
 
-/// The frame of `stack` once it has four established connections, in this many columns; and both
-/// addresses of each of them.
+/// The frame of `stack` with `width` columns, once there are four established connections, and both
+/// addresses of each connection.
 fn frame_of_four(stack: &Stack, width: u16) -> (String, Vec<[String; 2]>) {
     let first = Sample::at(stack);
     for _ in 0..200 {
@@ -34,7 +34,7 @@ fn frame_of_four(stack: &Stack, width: u16) -> (String, Vec<[String; 2]>) {
     );
 }
 
-/// The first number behind `word`, in a line that begins with it.
+/// The first number after `word`, in a line that begins with it.
 fn second(text: &str, word: &str) -> String {
     let line = text.lines().find(|line| line.starts_with(word));
     let line = line.unwrap_or_else(|| panic!("no line begins with {word}:\n{text}"));
@@ -56,7 +56,7 @@ fn a_frame_shows_threads_the_log_and_every_connection() {
         let first = Sample::at(&stack);
         let mut text = String::new();
         let works = |text: &str| names.iter().all(|name| second(text, name) != "0");
-        // On a busy machine it takes a while until every thread has told something.
+        // On a busy machine it takes a while until every thread has reported activity.
         for _ in 0..200 {
             sleep(Duration::from_millis(50));
             text = frame::text("a test", &first, &Sample::at(&stack), 120);
@@ -74,7 +74,7 @@ fn a_frame_shows_threads_the_log_and_every_connection() {
     }
 }
 
-/// The addresses are as long as they get, and the names of the threads have a number more than
+/// The addresses have the maximum length, and the names of the threads have one more number than
 /// usual.
 #[test]
 fn addresses_and_ports_are_whole_at_80_and_at_120_columns() {
@@ -105,8 +105,8 @@ fn addresses_and_ports_are_whole_at_80_and_at_120_columns() {
         ),
     ];
     for (width, names) in heads {
-        // The peer's ports of its own have five digits, in the column of one's own as in that of
-        // the remote.
+        // Ephemeral ports of the peer have five digits; they appear in the local and in the remote
+        // column.
         for stack in [&stack, &peer] {
             let (text, connections) = frame_of_four(stack, width);
             assert_eq!(connections.len(), 4, "{text}");

@@ -1,9 +1,9 @@
-//! Looks at what `apply` asks for, before anybody performs it.
+//! Checks the effects of `apply` before they are performed.
 //!
-//! Two primaries that write one byte do harm even if they write the same, so this is seen here and
-//! not in what comes out: every byte of a receive stream is named by exactly one delivery,
-//! deliveries and frames are numbered without gaps, and all replicas ask for the same at the same
-//! position.
+//! Two primaries that write one byte are a fault even if they write equal values, and the output
+//! would not show it. So these tests check that exactly one delivery names each byte of a receive
+//! stream, that deliveries and frames are numbered without gaps, and that all replicas have equal
+//! effects at each position.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use dominoes_proto::log::effect::{Deliver, Effect, SendDatagrams, Transmit};
 
 use super::check::Failure;
 
-/// The effects of every position, as the first replica that came there asked for them.
+/// The effects of every position, from the first replica that applied it.
 #[derive(Clone, Default)]
 pub(crate) struct EffectLog(Arc<Mutex<EffectLogState>>);
 
@@ -23,7 +23,7 @@ struct EffectLogState {
     wrong: Option<Failure>,
 }
 
-/// Records the effects that one worker is asked for.
+/// Records the effects of one worker.
 pub(crate) struct EffectRecorder {
     pub(crate) id: usize,
     pub(crate) log: EffectLog,
@@ -47,18 +47,18 @@ impl FaultHooks for EffectRecorder {
     }
 }
 
-/// What was delivered of one stream.
+/// The delivered bytes of one stream.
 #[derive(Default)]
 struct Stream {
     deliveries: u64,
-    /// Where the stretch that begins at 0 ends.
+    /// The end of the range that begins at 0.
     end: u64,
-    /// Stretches behind a gap.
+    /// Ranges after a gap.
     beyond: BTreeMap<u64, u64>,
 }
 
 impl Stream {
-    /// Takes the bytes of a delivery; gives back the first that somebody had named already.
+    /// Adds the bytes of a delivery. Returns its first byte if an earlier delivery overlaps.
     fn take(&mut self, deliver: &Deliver) -> Option<u64> {
         let (from, to) = (
             deliver.stream_offset,
@@ -77,10 +77,10 @@ impl Stream {
 }
 
 impl EffectLog {
-    /// Goes through everything that was asked for, in the order of the log.
+    /// Checks all effects in the order of the log.
     ///
     /// # Errors
-    /// The first thing that nobody may ask for.
+    /// The first effect that is wrong.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         let mut recorded = self.0.lock().expect("no witness panics");
         if let Some(wrong) = recorded.wrong.take() {

@@ -1,5 +1,5 @@
-//! Faults planted on purpose: each is what a careless engine would do, and each must be noticed,
-//! although it happens only once in a case.
+//! Planted faults: mistakes that a careless engine would make. Each must be noticed, although it
+//! happens only once in a case.
 
 use dominoes_netstack::group::FaultHooks;
 use dominoes_netstack::time::Duration;
@@ -8,26 +8,26 @@ use dominoes_proto::log::request::{Body, Flags, Flow, Request, RequestKind, Verd
 use dominoes_proto::seqnum::SeqNum;
 use dominoes_testkit::Rng;
 
-/// What is wrong.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// One replica adds to the time of a request what its own clock says.
+    /// One replica adds its clock's reading to the time of a request.
     Clock,
-    /// One replica looks at the transmit ring itself and finds more room than the log says.
+    /// One replica reads the transmit ring directly and finds more room than the log reports.
     Credit,
-    /// One replica numbers a frame one too high.
+    /// One replica gives a frame a number that is one too high.
     FrameNumber,
-    /// One replica forgets an effect.
+    /// One replica drops an effect.
     DroppedEffect,
-    /// One replica writes into a frame the acknowledgment of another moment.
+    /// One replica uses an older acknowledgment in a frame's header.
     HeaderOfAnotherMoment,
-    /// One replica does not wait for the verdict and takes every checksum for good.
+    /// One replica does not wait for the verdict and assumes that all checksums are correct.
     LateVerdict,
-    /// One replica, when it had to wait, leaves the last segment of a run to the next one.
+    /// One replica that had to wait moves the last segment of a run to the next run.
     RunBoundaries,
-    /// All replicas alike let a delivery begin on the last byte of the one before.
+    /// In all replicas, a delivery begins on the last byte of the previous one.
     TwoEffectsOverOneByte,
-    /// One replica does a late worker's work without telling that it has begun it.
+    /// One replica steals an effect without claiming it.
     StealUnasked,
 }
 
@@ -49,7 +49,7 @@ impl Fault {
     }
 }
 
-/// The segment that a replica left to the next run.
+/// The segment that a replica moved to the next run.
 #[derive(Clone, Copy)]
 struct Left {
     flow: Flow,
@@ -59,14 +59,14 @@ struct Left {
 
 /// A worker with a fault, or without.
 pub(crate) struct Faulty {
-    /// What will happen once.
+    /// The fault, until it has happened.
     fault: Option<Fault>,
-    /// Not before this request.
+    /// The first request at which it can happen.
     from: u64,
     rng: Rng,
-    /// The request whose verdict had to be waited for.
+    /// The request whose verdict was not ready.
     waited: u64,
-    /// What the frame before acknowledged.
+    /// The flow and the acknowledgment of the previous frame.
     acknowledged: Option<(Flow, SeqNum)>,
     left: Option<Left>,
     takes_left: bool,
@@ -86,17 +86,17 @@ impl Faulty {
         }
     }
 
-    /// The fault, if its time has come.
+    /// The fault, if it can happen at this request.
     fn due(&self, seq: u64) -> Option<Fault> {
         self.fault.filter(|_| seq >= self.from)
     }
 
-    /// It happened.
+    /// Notes that the fault has happened.
     fn done(&mut self) {
         self.fault = None;
     }
 
-    /// Whether the segment that was left over can begin this run.
+    /// Whether the segment in `left` can begin this run.
     fn fits(&self, request: &Request) -> bool {
         let digest = &request.digest;
         match (&self.left, &request.body) {

@@ -1,8 +1,8 @@
-//! An arrangement that cannot work: frames and application writes in queues of their own.
+//! A design that cannot work: separate queues for frames and for application writes.
 //!
-//! Every replica sees every segment, and every progress of an application, each kind in one order;
-//! but a replica that is busy with one queue is late with the other. Sizemore's dissertation of
-//! 2011 (figure 3.2) shows why copies of one connection then part.
+//! Every replica gets all segments in one order, and all progress of applications in one order, but
+//! a replica that is busy with one queue is late with the other. Sizemore's dissertation of 2011
+//! (figure 3.2) explains why copies of one connection then diverge.
 
 use dominoes_netstack::{Entry, Limits, ReplicaState};
 use dominoes_proto::log::effect::Effect;
@@ -11,16 +11,16 @@ use dominoes_testkit::Rng;
 
 use super::check::{Failure, Marks};
 
-/// What became of a log that was split in two.
+/// The result of a log that was split in two.
 pub(crate) struct Parted {
-    /// Where replicas that had applied the same entries first differed.
+    /// The first difference between replicas that had applied equal entries.
     pub(crate) states: Option<Failure>,
-    /// Whether they asked for different frames.
+    /// Whether they sent different frames.
     pub(crate) frames: bool,
 }
 
-/// Splits a log and lets one replica for each of `haste` apply it, each taking from the two queues
-/// in the order that its own choices give; whenever all have applied the same entries of both, they
+/// Splits a log in two queues. For each of `haste`, a replica applies both queues, alternating
+/// between them at random. Whenever all replicas have applied equal entries of both queues, they
 /// are compared.
 pub(crate) fn part(entries: &[Entry], limits: Limits, haste: &mut [Rng]) -> Parted {
     let (writes, frames): (Vec<&Entry>, Vec<&Entry>) = entries
@@ -35,7 +35,8 @@ pub(crate) fn part(entries: &[Entry], limits: Limits, haste: &mut [Rng]) -> Part
     let mut states = None;
     let (mut write, mut frame) = (0, 0);
     while write < writes.len() || frame < frames.len() {
-        // Up to here everybody has applied the same. Now a few of each, in any order.
+        // Up to here all replicas have applied equal entries. Now each applies a few of both
+        // queues, in any order.
         let writes = &writes[write..(write + rng.index(2)).min(writes.len())];
         let frames = &frames[frame..(frame + 1 + rng.index(3)).min(frames.len())];
         for (id, ((replica, effects), rng)) in copies.iter_mut().zip(&mut *haste).enumerate() {
@@ -72,8 +73,8 @@ pub(crate) fn part(entries: &[Entry], limits: Limits, haste: &mut [Rng]) -> Part
     }
 }
 
-/// Applies an entry without what only one log can carry along with a segment: the application's
-/// cursors.
+/// Applies an entry without the application's cursors, which a segment can carry only in a shared
+/// log.
 fn apply(replica: &mut ReplicaState, entry: &Entry, effects: &mut Vec<Effect>) {
     let mut request = entry.request;
     if request.digest.kind == RequestKind::Segments {

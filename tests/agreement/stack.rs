@@ -1,4 +1,4 @@
-//! What a case is built of: the device, the bounds and the layout of its plan, and a log in memory.
+//! The parts of a case: the device, the limits and the layout of its plan, and a log in memory.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ pub(crate) fn device(plan: &Plan) -> (Box<dyn Device>, Script) {
     (Box::new(device), script)
 }
 
-/// Address, secret and bounds of a plan.
+/// Address, secret and limits of a plan.
 pub(crate) fn setup(plan: &Plan) -> Setup {
     let mut setup = Setup::new(STACK.into(), 24, [plan.seed, !plan.seed]);
     let limits = &mut setup.limits;

@@ -1,4 +1,4 @@
-//! Sees every frame of the stack as it leaves, before the wire can harm it.
+//! Checks every frame of the stack as it leaves, before the wire can damage it.
 
 use std::collections::BTreeMap;
 
@@ -7,43 +7,43 @@ use dominoes_testkit::packet::{ACK, RST, SYN, Segment};
 use super::peer::FIRST_PORT;
 use super::wire::Coverage;
 
-/// What left for one port of the far side.
+/// The frames sent to one port of the far side.
 #[derive(Clone, Debug, Default)]
 struct Flow {
-    /// Sequence number of each connection's SYN, and the stack's port, by the number of the frame
-    /// that had it first: what is sent late may be of the connection before.
+    /// Sequence number of each connection's SYN, and the stack's port, by the lowest frame number
+    /// with that SYN: a late frame may belong to an earlier connection.
     syns: BTreeMap<u64, (u32, u16)>,
-    /// The number after the highest byte that left.
+    /// The sequence number after the highest byte that left.
     left: Option<u32>,
     /// The right edge of the stack's window.
     edge: Option<u32>,
 }
 
-/// What left for each port of the far side.
+/// The frames sent to each port of the far side.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     flows: Vec<Flow>,
 }
 
 impl Watch {
-    /// The far side uses one more port; says which.
+    /// Adds a port of the far side, and returns its index.
     pub(crate) fn add(&mut self) -> usize {
         self.flows.push(Flow::default());
         self.flows.len() - 1
     }
 
-    /// The same ports, and nothing has left yet.
+    /// A new watch of the same ports.
     pub(crate) fn again(&self) -> Watch {
         Watch {
             flows: vec![Flow::default(); self.flows.len()],
         }
     }
 
-    /// Looks at frame `number`, which leaves, or is `late`: frames behind it have left before.
-    /// Gives the initial sequence number of its connection.
+    /// Checks frame `number` as it leaves. It is `late` if frames with higher numbers have left.
+    /// Returns the initial sequence number of its connection.
     ///
     /// # Errors
-    /// If no stack may send it.
+    /// If no stack may send the frame.
     pub(crate) fn look(
         &mut self,
         bytes: &[u8],
@@ -86,7 +86,7 @@ impl Watch {
 }
 
 impl Flow {
-    /// Frame `number` has the SYN of a connection, or has it again.
+    /// Notes the SYN of frame `number`, which may be a retransmission.
     fn greet(&mut self, number: u64, syn: (u32, u16)) {
         if let Some((&known, _)) = self.syns.iter().find(|(_, known)| **known == syn) {
             if number < known {
@@ -114,7 +114,7 @@ impl Flow {
         }
         if seg.has(ACK) {
             seen.our_window_closed |= seg.wnd == 0;
-            // The receive buffer is small: windows are not scaled.
+            // The receive buffer is small, so windows are not scaled.
             self.edge = Some(seg.ack.wrapping_add(u32::from(seg.wnd)));
         }
     }

@@ -1,4 +1,4 @@
-//! The bad wire, and what happened on it.
+//! The bad wire, and the events of a case.
 
 use std::collections::VecDeque;
 
@@ -6,10 +6,11 @@ use dominoes_testkit::Rng;
 
 use super::plan::LinkFaults;
 
-/// Declares [`Coverage`]. A run must have each thing in one case of twenty, unless it is seldom.
+/// Declares [`Coverage`]. A run must have each event in a twentieth of its cases, except seldom
+/// ones.
 macro_rules! coverage {
     ($($field:ident: $name:literal $(, $seldom:ident)?;)*) => {
-        /// What a case went through. The run counts the cases that had each.
+        /// The events of a case. The run counts the cases with each.
         #[derive(Clone, Copy, Debug, Default)]
         pub(crate) struct Coverage {
             $(pub(crate) $field: bool,)*
@@ -67,14 +68,14 @@ coverage! {
     odd: "what honest peers seldom send";
 }
 
-/// A frame under way.
+/// A frame on the wire.
 #[derive(Clone, Debug)]
 pub(crate) struct OnWire {
     pub(crate) bytes: Vec<u8>,
     pub(crate) damaged: bool,
-    /// Initial sequence number of the connection of the stack that it belongs to, if known.
+    /// Initial sequence number of the stack's connection to which it belongs, if known.
     pub(crate) iss: Option<u32>,
-    /// Payload bytes of the segments that a longer frame stands for.
+    /// Payload bytes of the segments that are merged in a longer frame.
     pub(crate) cut: Option<u16>,
 }
 
@@ -128,8 +129,8 @@ impl Wire {
     }
 }
 
-/// One bit behind the Ethernet header, which a real wire would not let through; mostly of the TCP
-/// payload.
+/// Flips a bit after the Ethernet header, mostly of the TCP payload. A real link's checksum would
+/// find it.
 fn damage(frame: &mut OnWire, rng: &mut Rng) {
     let bytes = &mut frame.bytes;
     let first = if bytes.len() > 80 && rng.per_mille(700) {

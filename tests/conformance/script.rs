@@ -1,30 +1,43 @@
 //! The language of the scripts: one step per line, each a list of words. "It" is the stack.
 //!
-//! | step | meaning |
-//! |---|---|
-//! | `listen [port]` | the stack listens, on port 7 by default |
-//! | `connect`, `connected`, `connect-error E` | it opens a connection to port 9 of the peer; that has succeeded; has failed with E |
-//! | `accept`, `accept none` | it takes an established connection; there is none |
-//! | `write N`, `write none`, `write error E` | the application writes N bytes; there is no room; the call fails with E |
-//! | `read N`, `read none`, `read eof`, `read error E` | it reads exactly N bytes; there are none; the stream has ended; the call fails with E |
-//! | `ended E` | the application asks how the connection ended, which it can do once |
-//! | `shutdown`, `close`, `abort`, `unlisten` | it ends its side; drops the socket; resets; stops listening |
-//! | `set nodelay [off]`, `set keepalive [off \| IDLE INTERVAL PROBES]`, `set user-timeout T`, `set linger T`, `set cork [off]`, `set max-segment N`, `set newreno`, `set ttl N`, `set tos N` | it sets an option of the connection |
-//! | `< FLAGS field=value ...` | the peer sends a segment |
-//! | `> FLAGS field=value ... [within=T] [after=T..T]` | the stack's next frame is such a segment, and comes at once, within T, or between both times after the step before |
-//! | `> text A..B` | the stack's next segments carry bytes A to B - 1, in order |
-//! | `> nothing [T]` | the stack sends nothing, now or for T |
-//! | `drain` | ignores all frames that the stack has sent so far |
-//! | `wait T` | time passes |
-//! | `state S` | the state of the connection, `CLOSED` if there is none |
-//! | `< router hops=17 mtu=1400 lifetime=1800 reachable=.. retrans=.. prefix=..`, `< redirect`, `< too-big echo=1400 mtu=1300` | over IPv6, with `routers = true`: the peer advertises itself; redirects to another router (`by-other` marks frames to that router); reports that an echo reply was too big |
-//! | `< arp request`, `< arp reply`, `> arp request`, `> arp reply`, `arp manual` | ARP; without `arp manual` the peer answers by itself |
-//! | `< icmp TYPE/CODE seq=N [mtu=N] [srcport=P]` | a router reports an ICMP error about the stack's segment at N |
-//! | `< echo len=N id=N`, `> echo-reply len=N id=N` | ICMP |
-//! | `udp bind P`, `udp connect P`, `udp close`, `udp send N [to=P] [all] [error=E]`, `udp recv N [from=P]`, `udp recv none`, `udp recv error E` | a UDP socket; `all` is broadcast |
-//! | `< udp from=P to=P len=N [checksum=none\|bad] [all] [piece=A..B [more]]`, `> udp from=P to=P len=N`, `> fragment offset=A len=N [more]` | datagrams, or bytes A to B - 1 of header and data |
-//! | `< icmp type=N code=N from=P to=P`, `> icmp type=N code=N`, `< ip protocol=N` | errors about datagrams; another protocol |
-//! | `< arp conflict`, `< arp probe`, `> arp announcement` | RFC 5227 |
+//! - `listen [port]`: the stack listens, on port 7 by default
+//! - `connect`, `connected`, `connect-error E`: it opens a connection to port 9 of the peer; that
+//!   has succeeded; has failed with E
+//! - `accept`, `accept none`: it takes an established connection; there is none
+//! - `write N`, `write none`, `write error E`: the application writes N bytes; there is no room;
+//!   the call fails with E
+//! - `read N`, `read none`, `read eof`, `read error E`: it reads exactly N bytes; there are none;
+//!   the stream has ended; the call fails with E
+//! - `ended E`: the application asks how the connection ended, which it can do once
+//! - `shutdown`, `close`, `abort`, `unlisten`: it ends its side; drops the socket; resets; stops
+//!   listening
+//! - `set nodelay [off]`, `set keepalive [off | IDLE INTERVAL PROBES]`, `set user-timeout T`, `set
+//!   linger T`, `set cork [off]`, `set max-segment N`, `set newreno`, `set ttl N`, `set tos N`: it
+//!   sets an option of the connection
+//! - `< FLAGS field=value ...`: the peer sends a segment
+//! - `> FLAGS field=value ... [within=T] [after=T..T]`: the stack's next frame is such a segment,
+//!   and comes at once, within T, or between both times after the step before
+//! - `> text A..B`: the stack's next segments carry bytes A to B - 1, in order
+//! - `> nothing [T]`: the stack sends nothing, now or for T
+//! - `drain`: ignores all frames that the stack has sent so far
+//! - `wait T`: time passes
+//! - `state S`: the state of the connection, `CLOSED` if there is none
+//! - `< router hops=17 mtu=1400 lifetime=1800 reachable=.. retrans=.. prefix=..`, `< redirect`, `<
+//!   too-big echo=1400 mtu=1300`: over IPv6, with `routers = true`: the peer advertises itself;
+//!   redirects to another router (`by-other` marks frames to that router); reports that an echo
+//!   reply was too big
+//! - `< arp request`, `< arp reply`, `> arp request`, `> arp reply`, `arp manual`: ARP; without
+//!   `arp manual` the peer answers by itself
+//! - `< icmp TYPE/CODE seq=N [mtu=N] [srcport=P]`: a router reports an ICMP error about the stack's
+//!   segment at N
+//! - `< echo len=N id=N`, `> echo-reply len=N id=N`: ICMP
+//! - `udp bind P`, `udp connect P`, `udp close`, `udp send N [to=P] [all] [error=E]`, `udp recv N
+//!   [from=P]`, `udp recv none`, `udp recv error E`: a UDP socket; `all` is broadcast
+//! - `< udp from=P to=P len=N [checksum=none|bad] [all] [piece=A..B [more]]`, `> udp from=P to=P
+//!   len=N`, `> fragment offset=A len=N [more]`: datagrams, or bytes A to B - 1 of header and data
+//! - `< icmp type=N code=N from=P to=P`, `> icmp type=N code=N`, `< ip protocol=N`: errors about
+//!   datagrams; another protocol
+//! - `< arp conflict`, `< arp probe`, `> arp announcement`: RFC 5227
 //!
 //! `FLAGS` are names joined by `-`, such as `SYN-ACK`, or `none`; `|` separates alternatives. PSH
 //! is compared only if the script names it. `ts=V/E` is TSval and TSecr of the peer: a number,

@@ -1,10 +1,10 @@
-//! Flipped bits: three replicas apply one log, and one of them is changed behind its back.
+//! Flipped bits: three replicas apply one log, and one of them is changed without its knowledge.
 //!
-//! Each flip is found by a posted fingerprint within as many positions as [`ReplicaState::post`] says,
-//! or what was changed has been overwritten before anything came of it, and the states are equal
-//! again.
+//! A posted fingerprint must reveal each flip within the number of positions that
+//! [`ReplicaState::post`] documents, or the changed value has been overwritten before it had any
+//! effect, and the states are equal again.
 //!
-//! `FLIPS_CASES=10000` sets how many flips there are, `FLIPS_FIRST=0x...` begins with fresh seeds,
+//! `FLIPS_CASES=10000` sets the number of flips, `FLIPS_FIRST=0x...` begins with fresh seeds,
 //! `FLIPS_SEED=0x...` repeats one.
 
 use std::collections::BTreeMap;
@@ -18,14 +18,14 @@ use super::hosts::World;
 /// Positions between two posts.
 const EVERY: u64 = 4;
 
-/// What became of a flip.
+/// The result of a flip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fate {
-    /// A post differed.
+    /// A posted fingerprint differed.
     Found,
-    /// The replica's thread would have unwound.
+    /// The replica panicked.
     Unwound,
-    /// It was overwritten.
+    /// The changed value was overwritten.
     Harmless,
 }
 
@@ -37,7 +37,7 @@ struct Outcome {
     places: u64,
 }
 
-/// A world under way, with idle connections and busy ones.
+/// Two hosts with idle connections and busy ones.
 fn world(seed: u64) -> World {
     let mut world = World::new(seed, 3);
     let connections = world.rng.between(1, 6);
@@ -49,7 +49,7 @@ fn world(seed: u64) -> World {
     }
     for index in 0..connections as u32 {
         for host in 0..2 {
-            // Some say nothing.
+            // Some applications write nothing.
             let bytes = world.rng.below(2) * world.rng.below(200_000);
             world.write(host, index, bytes);
         }
@@ -90,11 +90,12 @@ fn flip(seed: u64) -> Result<Option<Outcome>, String> {
         after: replica.position() - begin,
         places,
     };
-    // What was never posted cannot differ: a post comes within EVERY positions.
+    // States are compared only when they are posted, which happens within `EVERY` positions for
+    // each place.
     let bound = EVERY * (places + 1);
     let mut seen = world.requests;
     loop {
-        // Something happens to the server, in the end by time alone.
+        // An event of the server; in the end only timers.
         let step = catch_unwind(AssertUnwindSafe(|| world.step()));
         let [one, other, third] = &world.hosts[0].replicas[..] else {
             return Err("there are not three".to_owned());
@@ -103,7 +104,7 @@ fn flip(seed: u64) -> Result<Option<Outcome>, String> {
             return Ok(Some(outcome(Fate::Unwound, one)));
         };
         for position in seen + 1..=world.requests {
-            // Several requests of one step: the state of the last one stands for all.
+            // If a step applied several requests, the state after the last one is compared for all.
             if position % EVERY == 0 {
                 let turn = position / EVERY;
                 if one.post(turn) != third.post(turn) {

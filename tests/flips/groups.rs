@@ -1,9 +1,9 @@
-//! Groups in which a bit flips, and that confirm nothing: of three the one that changed is found in
-//! time and repaired, and of two it is said that they differ.
+//! Groups with a flipped bit that confirm nothing: among three replicas the changed one is found in
+//! time and repaired; between two the difference is reported.
 //!
-//! `GROUPS_CASES=10000` sets how many flips there are, `GROUPS_FIRST=0x...` begins with fresh
-//! seeds, `GROUPS_SEED=0x...` repeats one. What applications make of a group whose state is wrong
-//! is not looked at here.
+//! `GROUPS_CASES=10000` sets the number of flips, `GROUPS_FIRST=0x...` begins with fresh seeds,
+//! `GROUPS_SEED=0x...` repeats one. The test ignores the data that applications get from a group
+//! with a wrong state.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,25 +12,25 @@ use dominoes_netstack::time::{Duration, Instant};
 use dominoes_testkit::{Cases, HostConfig, Net, Rng, Traffic, Variant};
 
 const CONNECTIONS: u16 = 3;
-/// Positions between two posts in a group of the testkit, at most.
+/// The most positions between two posts in a group of the testkit.
 const EVERY: u64 = 32;
-/// Requests that the fastest worker may be ahead of the slowest.
+/// Requests by which the fastest worker may be ahead of the slowest.
 const AHEAD: u64 = 256;
 
-/// What became of a flip.
+/// The result of a flip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fate {
-    /// It was given the state of the others.
+    /// The worker received the state of the others.
     Repaired,
-    /// It was counted that two differ.
+    /// The group counted that its two replicas differ.
     Reported,
-    /// It was overwritten.
+    /// The changed value was overwritten.
     Overwritten,
-    /// It made its worker panic.
+    /// The worker panicked.
     Unwound,
-    /// Nothing happened any more that could show it.
+    /// No further request could have shown the difference.
     Quiet,
-    /// What came of it was too much for somebody else.
+    /// The wrong state made another part of the program panic.
     Harmful,
 }
 
@@ -75,7 +75,7 @@ fn flip(seed: u64, replicas: usize) -> Result<Option<Fate>, String> {
             Ok(None) => true,
             Err(_) => false,
         });
-        // Whoever is told something wrong lets go.
+        // An application that gets an error drops its connection.
         all_traffic.retain_mut(|traffic| match traffic.step() {
             Ok(did) => {
                 done += did;

@@ -1,4 +1,4 @@
-//! The one that differed is the last: those who were right are gone, and so is the state.
+//! The replica that differed remains alone: the correct ones have gone, and the state is lost.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -14,7 +14,7 @@ use dominoes_proto::log::effect::Effect;
 const GROUP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 
-/// Forgets what requests ask for, from a position on.
+/// Drops the effects of all requests from a position.
 struct Forgetful {
     from: u64,
 }
@@ -29,8 +29,8 @@ impl FaultHooks for Forgetful {
     }
 }
 
-/// Two who agree and a third who does not, with a connection on which bytes arrived, as soon as all
-/// have posted that.
+/// Returns a group in which two replicas agree and the third differs, with a connection that has
+/// received bytes, as soon as all replicas have posted fingerprints.
 fn outvoted() -> (ReplicatedGroup<Forgetful>, TcpStream, Instant) {
     let (ours, theirs) = memory::pair(MemoryConfig::default());
     let mut layout = Layout::default();
@@ -59,7 +59,7 @@ fn outvoted() -> (ReplicatedGroup<Forgetful>, TcpStream, Instant) {
         if let Some(peer_end) = &mut peer_end {
             let _ = peer_end.try_write(&[7; 100]);
         }
-        // The third comes last, and to what the others have agreed on.
+        // The third replica runs last, and only up to positions on which the others have agreed.
         for id in [0, 1] {
             group.workers()[id].turn(now);
         }

@@ -1,5 +1,5 @@
 //! Code that panics while it handles one connection: that connection ends alike in every replica,
-//! and nothing else does.
+//! and no other connection does.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -8,7 +8,7 @@ use dominoes_testkit::Cases;
 
 use super::hosts::World;
 
-/// Three replicas with some connections that move text both ways.
+/// Three replicas with some connections that move data both ways.
 fn busy(seed: u64) -> World {
     let mut world = World::new(seed, 3);
     let connections = world.rng.between(2, 5);
@@ -30,10 +30,10 @@ fn busy(seed: u64) -> World {
     world
 }
 
-/// What happened in a case.
+/// Counts of a case.
 struct Tally {
     panicked: u64,
-    /// Of these, how many panicked where nothing could be put right.
+    /// Panics where the state could not be restored.
     fatal: u64,
     /// Connections of the server that ended well.
     well: u64,
@@ -54,7 +54,7 @@ fn case(seed: u64) -> Result<Tally, String> {
         for sink in &mut world.hosts[0].sinks {
             sink.fuse = Some(fuse);
         }
-        // Until one of the next effects is asked for.
+        // Until an effect triggers the panic.
         for _ in 0..200 {
             let stepped = catch_unwind(AssertUnwindSafe(|| world.step()));
             if stepped.is_err() {
@@ -91,7 +91,7 @@ fn case(seed: u64) -> Result<Tally, String> {
             world.step();
         }
     }
-    // What is left goes on to its end.
+    // The remaining connections run to their end.
     let open = |world: &World| {
         let of = |host: usize| world.hosts[host].replicas[0].connections().count();
         of(0) + of(1)

@@ -1,5 +1,4 @@
-//! The example `services` over a TAP, asked by clients that people use, and by those that mean no
-//! good.
+//! The example `services` over a TAP, with common clients, and with scanners.
 
 use std::time::Instant;
 
@@ -22,9 +21,9 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("nmap_and_hping3_do_no_harm", nmap_and_hping3_do_no_harm),
 ];
 
-/// Requests of a client that asks for many.
+/// Requests of a client that sends many.
 const REQUESTS: u64 = 10_000;
-/// Frames that `tshark` looks at: more than it takes to see all that means no good.
+/// Frames that `tshark` captures: enough to contain all odd segments.
 const FRAMES: &str = "4000";
 
 fn curl(fixture: &Fixture, arguments: &[&str]) -> Result<String, Failed> {
@@ -40,17 +39,17 @@ fn curl(fixture: &Fixture, arguments: &[&str]) -> Result<String, Failed> {
     fixture.run("curl", &[&bounded, arguments].concat())
 }
 
-/// What a shell makes of a line.
+/// The output of a shell's command line.
 fn shell(fixture: &Fixture, line: &str) -> Result<String, Failed> {
     fixture.run("sh", &["-c", line])
 }
 
-/// Fails unless `fine`, with what was seen.
+/// Fails with `what` unless `fine`.
 fn check(fine: bool, what: &str) -> Result<(), Failed> {
     if fine { Ok(()) } else { Err(what.into()) }
 }
 
-/// The server lives, and answers as it should.
+/// Fails unless the server runs and answers correctly.
 fn still_answers(fixture: &Fixture) -> Result<(), Failed> {
     let said = curl(
         fixture,
@@ -104,7 +103,7 @@ fn curl_keeps_its_connection(fixture: &Fixture, _: &dyn Fn(String)) -> Result<()
     }
 }
 
-/// It asks for so long, not so often: it is started until there were enough requests.
+/// `wrk` takes a duration, not a number of requests, so it runs until there were enough.
 fn wrk_sees_no_error(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let (mut requests, mut runs) = (0, 0);
     while requests < REQUESTS {
@@ -123,7 +122,7 @@ fn wrk_sees_no_error(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), F
     Ok(())
 }
 
-/// A connection for every request, and then kept ones.
+/// With a connection for every request, then with keep-alive connections.
 fn ab_sees_no_error(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let requests = REQUESTS.to_string();
     for keep in [&[][..], &["-k"]] {
@@ -164,7 +163,7 @@ fn arping_is_answered(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Faile
     if !said.contains("Received 3 response") {
         return Err(said.into());
     }
-    // Whoever looks for somebody else with this address finds us, and says so by how it ends.
+    // Duplicate address detection for our address finds us, and shows it by its exit status.
     let said = shell(
         fixture,
         &format!(
@@ -175,7 +174,7 @@ fn arping_is_answered(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Faile
     check(said.contains("taken"), &said)
 }
 
-/// By the neighbour table of the kernel, `ping` and `curl`, from an address of its network.
+/// Checks the kernel's neighbour table, `ping` and `curl`, from an address of the second network.
 fn a_second_address_is_served(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
     let interface = fixture.interface;
     fixture.ip(&format!("addr add {THEIRS_ALSO} dev {interface}"))?;
@@ -196,8 +195,8 @@ fn a_second_address_is_served(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(
     still_answers(fixture)
 }
 
-/// Ports, the system, and segments of all kinds that should not be. Everything is accounted for,
-/// nothing that we sent is wrong in the eyes of `tshark`, and the next client is served.
+/// Scans ports, guesses the system, and sends invalid segments of all kinds. The counters must
+/// account for all frames, `tshark` must find no error in ours, and the next client must be served.
 fn nmap_and_hping3_do_no_harm(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     let file = folder.file("capture");
@@ -252,7 +251,7 @@ fn nmap_and_hping3_do_no_harm(fixture: &Fixture, figure: &dyn Fn(String)) -> Res
         "-S -p 80 -t 1",
     ];
     for kind in kinds {
-        // It fails when answers are missing, as they should be.
+        // `hping3` fails because answers are missing, which is correct here.
         shell(
             fixture,
             &format!("hping3 -q -c 40 -i u1000 {kind} {OURS} 2>&1 || true"),

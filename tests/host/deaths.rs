@@ -1,5 +1,4 @@
-//! The example `services` while its replicas are killed one after the other, and others take their
-//! places.
+//! The example `services` while its replicas are killed in turn, and new ones join.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -31,20 +30,21 @@ type Arguments = fn() -> Result<Vec<String>, Failed>;
 
 /// Bytes of the download.
 const BYTES: u64 = 1 << 30;
-/// Deaths that the download has to outlive, and segments that have to arrive between the first and
-/// the last.
+/// Failures that the download must outlive, and segments that must arrive between the first and the
+/// last one.
 const DEATHS: u64 = 5;
 const SEGMENTS: u64 = 1_000;
-/// What memory may grow by after the first two failures: a replica that joins before the other's
-/// memory is free takes less.
+/// Bytes by which memory may grow after the first two failures: a replica that joins before the
+/// failed one's memory is free takes less.
 const GROWTH: u64 = 3 << 20;
-/// Seconds at full speed before, how often at most, and the growth that counts as none.
+/// Seconds of warm-up at full speed, the most repetitions, and the growth that counts as none.
 const WARM: &str = "3";
 const WARM_ROUNDS: u32 = 10;
 const STEADY: u64 = 256 << 10;
-/// The rate of each way; with it both ends sleep now and then, too.
+/// The rate in each direction, at which both ends sleep sometimes.
 const RATE: &str = "500M";
-/// A second of these that nothing arrives in is one that the connection was held up in.
+/// A second in which nothing arrives, out of this rate, is a second in which the connection
+/// `RATE` in bits per second. The mean must reach 90 % of it, and no second may be empty.
 const RATE_BITS: f64 = 500e6;
 
 fn often() -> Result<Vec<String>, Failed> {
@@ -78,7 +78,7 @@ struct ReplicaCounts {
     segments: u64,
 }
 
-/// All that it said so far.
+/// All counters that the server has printed so far.
 fn replica_counts(fixture: &Fixture) -> Vec<ReplicaCounts> {
     let said = fixture.said();
     let lines = said.lines().filter(|line| line.starts_with("replicas "));
@@ -97,7 +97,8 @@ fn replica_counts(fixture: &Fixture) -> Vec<ReplicaCounts> {
     lines.filter_map(read).collect()
 }
 
-/// Its SHA-256 is right, replicas failed and joined meanwhile, and segments arrived between that.
+/// Checks the hash of the download, that replicas failed and joined meanwhile, and that segments
+/// arrived between these events.
 fn a_download_outlives_the_replicas_that_serve_it(
     fixture: &Fixture,
     figure: &dyn Fn(String),
@@ -133,13 +134,13 @@ fn a_download_outlives_the_replicas_that_serve_it(
     Ok(())
 }
 
-/// One `iperf3` with a connection for each way: both arrive at their rate all the time.
+/// One `iperf3` with a connection for each direction: both keep their rate all the time.
 fn a_connection_both_ways_outlives_its_replicas(
     fixture: &Fixture,
     figure: &dyn Fn(String),
 ) -> Result<(), Failed> {
     let (seconds, period) = (soak_seconds()?, soak_period()?);
-    // As fast as can be, until every ring has been full once: on a busy machine that takes longer.
+    // At full speed until every ring has been full once, which takes longer on a busy machine.
     let mut before = 0;
     for _ in 0..WARM_ROUNDS {
         fixture.run("iperf3", &["-c", OURS, "-t", WARM, "--bidir"])?;
@@ -168,7 +169,7 @@ fn a_connection_both_ways_outlives_its_replicas(
         "{seconds} s: {} replicas failed, {} joined, {} active",
         last.failed, last.joined, last.active
     ));
-    // The last may have come after all else.
+    // The last failure may have come after the end of the transfer.
     if last.failed + 2 < seconds / period || last.joined + 1 < last.failed {
         return Err(format!("{} failures, {} joined", last.failed, last.joined).into());
     }
@@ -200,7 +201,7 @@ fn a_connection_both_ways_outlives_its_replicas(
     Ok(())
 }
 
-/// Bits a second of each interval of a second.
+/// Bits per second, for each interval of a second.
 fn rates(said: &Value, sum: &str) -> Result<Vec<f64>, Failed> {
     let intervals = said["intervals"].as_array().ok_or("no intervals")?;
     let whole = intervals

@@ -1,4 +1,4 @@
-//! The command lines of all examples: they need no privileges, and nothing is opened.
+//! The command lines of all examples: these tests need no privileges, and open no device.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use libtest_mimic::Failed;
 
 use crate::fixture;
 
-/// Examples, and values that each refuses.
+/// Examples, and values that each rejects.
 const EXAMPLES: &[(&str, &[&[&str]])] = &[
     ("http_server", &[STACK, &["--port", "0"]]),
     ("https_get", &[STACK, &["http://10.78.0.2/"]]),
@@ -46,7 +46,7 @@ const EXAMPLES: &[(&str, &[&[&str]])] = &[
     ("udp_echo", &[STACK, &["tap0"]]),
 ];
 
-/// Stands for each of these.
+/// A placeholder for each of [`STACKS`].
 const STACK: &[&str] = &[];
 const STACKS: &[&[&str]] = &[
     &["--replicas", "abc"],
@@ -57,8 +57,8 @@ const STACKS: &[&[&str]] = &[
     &["--second", "veth1"],
 ];
 
-/// Each prints its help, and an option that there is not or a value that is none ends it with a
-/// line that names it.
+/// Each example prints its help. An unknown option, or an invalid value, ends it with one line that
+/// names the option or value.
 pub(crate) fn each_has_help_and_names_what_is_wrong() -> Result<(), Failed> {
     let mut wrong = Vec::new();
     for &(name, values) in EXAMPLES {

@@ -1,8 +1,8 @@
-//! Libraries that speak over any stream, over ours, with Linux' TCP at the other end: `rustls`
-//! asked by `curl`, `tungstenite`, an echo that sleeps in mio asked by `socat`, and `ureq` with a
-//! transport of its own.
+//! Libraries that accept any stream, over our streams, with Linux' TCP at the other end: `rustls`
+//! with `curl`, `tungstenite`, an echo that waits in mio with `socat`, and `ureq` with a custom
+//! transport.
 //!
-//! Our side is this program, which the tests start once more in its namespace with [`PEER`] as its
+//! Our side is this program, which the tests start again in its namespace with [`PEER`] as its
 //! first argument.
 
 #[path = "../../crates/netstack/tests/clients/over_ours.rs"]
@@ -29,13 +29,13 @@ use tungstenite::Message;
 use crate::fixture::{Device, Ends, OURS, Server, THEIRS, Temporary};
 use crate::{CURL, same};
 
-/// The first argument of the program. Then follows what it does: `tls`, `web`, `mio` and `ureq`
-/// with a stack over the TAP, `kernel` without one.
+/// The first argument of the program. The second is its task: `tls`, `web`, `mio` or `ureq` with a
+/// stack over the TAP, `kernel` without a stack.
 pub(crate) const PEER: &str = "--library-peer";
 
 type Test = fn(&Ends, &Server) -> Result<(), Failed>;
 
-/// Each with what the program does.
+/// Name of the test, task of the program, and the test.
 pub(crate) const TESTS: [(&str, &str, Test); 4] = [
     ("rustls_answers_curl", "tls", tls),
     ("tungstenite_speaks_to_itself_over_the_kernel", "web", web),
@@ -43,9 +43,9 @@ pub(crate) const TESTS: [(&str, &str, Test); 4] = [
     ("ureq_gets_what_socat_serves", "ureq", ureq),
 ];
 
-/// Bytes that go each way: more than any buffer holds.
+/// Bytes in each direction: more than any buffer holds.
 const LEN: usize = 3 << 20;
-/// Clients at the same time.
+/// Concurrent clients.
 const CLIENTS: usize = 4;
 const HTTP: u16 = 80;
 const HTTPS: u16 = 443;
@@ -126,7 +126,7 @@ fn ureq(ends: &Ends, server: &Server) -> Result<(), Failed> {
     same(asked.starts_with("GET /something HTTP/1.1"), &asked)
 }
 
-/// What this program does; `arguments` follow [`PEER`].
+/// The program; `arguments` follow [`PEER`].
 pub(crate) fn peer(arguments: &[String]) -> Result<(), Box<dyn Error + Send + Sync>> {
     let [what] = arguments else {
         return Err("one argument".into());
@@ -148,7 +148,7 @@ fn ready() {
     println!("listening on {OURS}");
 }
 
-/// Answers requests of HTTP with their bodies.
+/// Answers HTTP requests with their bodies.
 fn answer(stream: &mut (impl Read + Write)) -> io::Result<()> {
     loop {
         let mut head = Vec::new();
@@ -223,7 +223,7 @@ fn web_client() -> Result<(), Box<dyn Error + Send + Sync>> {
     Ok(())
 }
 
-/// A connection of the echo, and what was read of it and not written yet.
+/// A connection of the echo, and bytes that were read and not yet written.
 struct Echo {
     stream: TcpStream,
     waiting: Vec<u8>,
@@ -231,7 +231,7 @@ struct Echo {
 }
 
 impl Echo {
-    /// Goes on until it would have to wait. Whether it is over.
+    /// Works until it would block. Returns whether the connection is over.
     fn go_on(&mut self, buffer: &mut [u8]) -> Result<bool, SocketError> {
         let blocks = |done: Result<usize, SocketError>| match done {
             Err(SocketError::WouldBlock) => Ok(None),
@@ -256,7 +256,7 @@ impl Echo {
     }
 }
 
-/// mio waits, and says that the poller has events; no call of ours blocks.
+/// mio waits and reports that the poller has events; no call of ours blocks.
 fn serve_in_mio(stack: &Stack) -> Result<(), Box<dyn Error + Send + Sync>> {
     const LISTENER: Token = Token(usize::MAX);
     let listener = stack.listen(ECHO, 16)?;
@@ -271,7 +271,7 @@ fn serve_in_mio(stack: &Stack) -> Result<(), Box<dyn Error + Send + Sync>> {
     ready();
     loop {
         poll.poll(&mut woken, None)?;
-        // mio reports edges: until there is nothing left.
+        // mio reports edges, so all events must be handled.
         while poller.events(&mut events) > 0 {
             for event in &events {
                 if event.token == LISTENER {
@@ -304,7 +304,7 @@ fn get_by_ureq(stack: &Stack) -> Result<(), Box<dyn Error + Send + Sync>> {
     );
     ready();
     let url = format!("http://{THEIRS}:{KERNELS}/something");
-    // Until somebody serves there.
+    // Repeats until `socat` serves there.
     let mut answer = loop {
         match agent.get(&url).call() {
             Err(ureq::Error::Io(error)) if error.kind() == ErrorKind::ConnectionRefused => {
@@ -319,7 +319,7 @@ fn get_by_ureq(stack: &Stack) -> Result<(), Box<dyn Error + Send + Sync>> {
         write!(hex, "{byte:02x}")?;
     }
     println!("got {hex}");
-    // The test ends this once it has read it.
+    // The test ends this process once it has read the output.
     thread::sleep(Duration::from_secs(120));
     Ok(())
 }

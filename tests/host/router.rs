@@ -1,5 +1,5 @@
 //! The example `router` between two network namespaces: a kernel with `curl`, `ping` and
-//! `traceroute` in one, the example `http_server` in the other, whose link is narrower.
+//! `traceroute` in one, the example `http_server` in the other, whose link has a smaller MTU.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use libtest_mimic::Failed;
 use crate::fixture::{Namespace, Running, Server, Temporary, start_in};
 use crate::{CURL, LARGE, rate, same};
 
-/// What the router's devices are, and its arguments beside these.
+/// Names, devices and further arguments of the router.
 pub(crate) const KINDS: [(&str, &str, &[&str]); 5] = [
     ("veth", "packet", &[]),
     ("veth_cards", "packet", &["--nic", "partitioned"]),
@@ -30,12 +30,12 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
 ];
 
 const SERVER: &str = "10.78.2.1";
-/// Bytes of the packets that the server's link carries.
+/// The MTU of the server's link.
 const NARROW: &str = "1280";
 
 /// Two namespaces and a router between them.
 pub(crate) struct Routed {
-    // Processes end before their namespaces go.
+    // The processes are dropped before their namespaces.
     router: Server,
     server: Server,
     root: Temporary,
@@ -107,20 +107,20 @@ impl Routed {
         })
     }
 
-    /// Starts a command where the client is.
+    /// Starts a command in the client's namespace.
     fn start(&self, program: &str, arguments: &[&str]) -> Result<Running, Failed> {
         let mut command = self.client.command(program);
         command.args(arguments);
         Running::start(command)
     }
 
-    /// A failure, with what router and server have to say about it.
+    /// A failure with the output of the router and the server.
     pub(crate) fn explain(&mut self, failed: &Failed) -> Failed {
         let failed = self.server.explain(failed.message().unwrap_or("failed"));
         self.router.explain(failed.message().unwrap_or("failed"))
     }
 
-    /// What `ping` prints, whether it is answered or not.
+    /// The output of `ping`, answered or not.
     fn ping(&self, arguments: &str) -> Result<String, Failed> {
         let line = format!("ping -n -c 1 -W 10 {arguments} 2>&1 || true");
         self.start("sh", &["-c", &line])?.finish()
@@ -164,7 +164,7 @@ fn curl_uploads_20_mb(net: &Routed, figure: &dyn Fn(String)) -> Result<(), Faile
 }
 
 fn traceroute_shows_one_router(net: &Routed, _: &dyn Fn(String)) -> Result<(), Failed> {
-    // ICMP: our server has no UDP socket that would answer otherwise than by an error, either.
+    // By ICMP: the server has no UDP socket, so it would answer UDP with an error, too.
     let said = net
         .start("traceroute", &["-n", "-I", "-q", "1", "-w", "10", SERVER])?
         .finish()?;
@@ -187,7 +187,7 @@ fn a_time_to_live_of_1(net: &Routed, _: &dyn Fn(String)) -> Result<(), Failed> {
 }
 
 fn too_long(net: &Routed, _: &dyn Fn(String)) -> Result<(), Failed> {
-    // Without the don't-fragment bit it is cut, and its answer, too.
+    // Without the don't-fragment bit, the router fragments the request, and the server's reply.
     check(
         &net.ping(&format!("-s 1400 -M dont {SERVER}"))?,
         "1408 bytes from",
@@ -209,7 +209,7 @@ fn no_route(net: &Routed, _: &dyn Fn(String)) -> Result<(), Failed> {
         &said,
         "From 10.78.1.254 icmp_seq=1 Destination Net Unreachable",
     )?;
-    // A neighbour that is not there: asked for three times, a second apart.
+    // A missing neighbour: the router sends three ARP requests, a second apart.
     let said = net.ping("10.78.2.77")?;
     check(
         &said,

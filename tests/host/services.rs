@@ -1,5 +1,5 @@
-//! The example `services` on each kind of device, asked by `iperf3` and `curl`, with `tshark`
-//! looking on.
+//! The example `services` on each kind of device, with `iperf3` and `curl` as clients, while
+//! `tshark` captures.
 
 use dominoes_testkit::mix;
 use libtest_mimic::Failed;
@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use crate::fixture::{Device, Fixture, OURS, Temporary};
 use crate::{CURL, Test, same};
 
-/// Each kind of device: its name, what it needs, and the arguments for the example.
+/// Each kind of device: its name, the device, and arguments for the example.
 pub(crate) const DEVICES: [(&str, Device, &[&str]); 5] = [
     ("tap", Device::Tap, &[]),
     ("packet_copies", Device::Packet, &["--ring", "none"]),
@@ -30,13 +30,13 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("nobody_at_a_port_is_told", a_closed_port_is_reported),
 ];
 
-/// Bytes of 256 MiB that `iperf3` has to find received at least: windows hold far less than the
+/// Bytes that must have arrived of the 256 MiB that `iperf3` sends: windows hold far less than the
 /// rest.
 const LEAST: f64 = (128u32 << 20) as f64;
-/// Frames that are looked at.
+/// Frames to capture.
 const FRAMES: &str = "2000";
 
-/// So many bytes, not so many seconds: a machine that stands still for a second fails nothing.
+/// Bounded by bytes, not by seconds: a machine that stalls for a second causes no failure.
 fn iperf3_runs_each_way(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     for (direction, more) in [
         ("theirs", &[][..]),
@@ -47,15 +47,15 @@ fn iperf3_runs_each_way(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<()
         let arguments = [&["-c", OURS, "-n", "256M", "-J"], more].concat();
         let said = fixture.run("iperf3", &arguments)?;
         let end = serde_json::from_str::<Value>(&said)?["end"].take();
-        // What was received, whoever received it. With both ways at once the test ends when one of
-        // them is through.
+        // Received bytes of both ends. With both directions at once, the test ends when one of them
+        // is done.
         let received = |what| {
             ["sum_received", "sum_received_bidir_reverse"]
                 .iter()
                 .filter_map(|sum| end[sum][what].as_f64())
                 .sum::<f64>()
         };
-        // The rest may be on its way when the client says that it has sent all.
+        // The rest may be in flight when the client reports that it has sent everything.
         if received("bytes") < LEAST {
             return Err(format!("{direction}: too little was received\n{said}").into());
         }
@@ -73,7 +73,7 @@ fn curl_gets_and_sends_the_same(fixture: &Fixture, figure: &dyn Fn(String)) -> R
     Ok(())
 }
 
-/// `HOST_BYTES` bytes each way, 200 MB by default, of the server at `host`; says how fast.
+/// Transfers `HOST_BYTES` bytes each way, 200 MB by default, and returns the speeds.
 pub(crate) fn curl_gets_and_sends(fixture: &Fixture, host: &str) -> Result<String, Failed> {
     let bytes = std::env::var("HOST_BYTES").map_or(Ok(200_000_000), |text| text.parse())?;
     let folder = Temporary::new()?;
@@ -113,7 +113,7 @@ pub(crate) fn curl_gets_and_sends(fixture: &Fixture, host: &str) -> Result<Strin
     ))
 }
 
-/// The hash of what `/bytes/N` answers (splitmix64 of each word's position).
+/// The hash of the answer to `/bytes/N` (splitmix64 of each word's position).
 pub(crate) fn expected(bytes: u64) -> crate::fixture::Hash {
     let mut hash = Sha256::new();
     let mut chunk = Vec::with_capacity(1 << 20);
@@ -131,7 +131,7 @@ pub(crate) fn expected(bytes: u64) -> crate::fixture::Hash {
     hash.finalize()
 }
 
-/// Requests and replies in six fragments each, and in 45.
+/// Requests and replies of six fragments each, and of 45.
 fn ping_with_8000_bytes_loses_nothing(
     fixture: &Fixture,
     figure: &dyn Fn(String),
@@ -147,7 +147,7 @@ fn ping_with_8000_bytes_loses_nothing(
     Ok(())
 }
 
-/// By `socat` in datagrams of several sizes, and by `nc`.
+/// `socat` sends datagrams of several sizes; so does `nc`.
 fn datagrams_are_echoed(fixture: &Fixture, _figure: &dyn Fn(String)) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     for len in [1, 1472, 1473, 8_000, 60_000] {
@@ -171,8 +171,7 @@ pub(crate) fn curl(fixture: &Fixture, arguments: &[&str]) -> Result<String, Fail
     fixture.run("curl", &[&CURL[..], arguments].concat())
 }
 
-/// Captures at the kernel's end until there are enough frames, and keeps asking for more until
-/// then.
+/// Captures at the kernel's end and causes more traffic until there are enough frames.
 fn no_frame_is_malformed(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     let file = folder.file("capture");
@@ -195,8 +194,8 @@ fn no_frame_is_malformed(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(
     watching.finish()?;
     let looked_at = fixture.run("tshark", &["-r", &file, "-T", "fields", "-e", "ip.len"])?;
     let bad = "_ws.malformed || tcp.flags.reset == 1 || ip.checksum.status == 0";
-    // Random bytes are no HTTP when the capture misses the segment before them: what TCP carries
-    // stays closed.
+    // When the capture misses the first segment of a connection, `tshark` would parse random bytes
+    // as HTTP; so it must not parse the data of TCP.
     let opaque = "tcp.port==80,data";
     let check = [
         "-o",

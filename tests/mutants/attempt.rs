@@ -1,4 +1,4 @@
-//! Tries mutants that stand in the sources, each with the tests that reach it.
+//! Tries mutants that are in the sources, each with the tests that reach it.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::error::Error;
@@ -16,15 +16,15 @@ use serde::Deserialize;
 use crate::Mutant;
 use crate::weave::{TESTS, cargo};
 
-/// Into how many samples a list is divided.
+/// Number of samples into which a list is divided.
 const SAMPLES: usize = 100;
-/// Tests that take less than this are run together, before the others.
+/// Tests that take less time run together, before the others.
 const SHORT: Duration = Duration::from_millis(100);
-/// Tests that take longer are not run, but for [`WHATEVER_IT_TAKES`].
+/// Tests that take longer do not run, except [`WHATEVER_IT_TAKES`].
 const LONG: Duration = Duration::from_secs(1);
-/// A mutant with which tests take this and ten times as long as without is found.
+/// A mutant is found if its tests take this much longer than ten times their usual time.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Tests that look for just what these mutants break.
+/// Long tests that check just the properties that these mutants break.
 const WHATEVER_IT_TAKES: [&str; 5] = [
     "agreement::",
     "autoscale::",
@@ -37,10 +37,10 @@ const WHATEVER_IT_TAKES: [&str; 5] = [
 struct Stage {
     name: &'static str,
     folder: &'static str,
-    /// How Cargo's name of the binary begins.
+    /// The beginning of Cargo's name of the binary.
     binary: &'static str,
     filters: &'static [&'static str],
-    /// Files whose mutants are not tried with it.
+    /// Files whose mutants are not tried with this stage.
     not: Option<&'static str>,
 }
 
@@ -70,7 +70,7 @@ const STAGES: [Stage; 5] = [
         name: "socket",
         folder: "crates/netstack",
         binary: "main-",
-        // What is above sockets finds nothing else.
+        // Tests of the layers above sockets find no other mutants.
         filters: &[
             "--skip=framed::",
             "--skip=poller::",
@@ -79,7 +79,7 @@ const STAGES: [Stage; 5] = [
         ],
         not: None,
     },
-    // The others say all there is to say of one connection.
+    // The other stages cover the mutants of a single connection.
     Stage {
         name: "whole",
         folder: "tests",
@@ -115,7 +115,7 @@ struct Ready {
 }
 
 impl Ready {
-    /// The binary, limited in memory and time: a mutant may allocate, count or wait for ever.
+    /// The binary, limited in memory and time: a mutant may allocate, count or wait forever.
     fn command(&self, limit: Duration) -> Command {
         let mut command = Command::new("bash");
         command.args(["-c", "ulimit -v 8000000; exec timeout \"$@\"", "-"]);
@@ -237,7 +237,7 @@ fn stages(sources: &Path) -> Result<Vec<Ready>, Box<dyn Error>> {
     Ok(stages)
 }
 
-/// What finds a mutant.
+/// The name of the stage that finds a mutant.
 fn found_by(mutant: &Mutant, id: usize, stages: &[Ready]) -> Result<&'static str, Box<dyn Error>> {
     for ready in stages {
         let is_tried = ready

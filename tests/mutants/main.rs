@@ -1,17 +1,17 @@
-//! Tries many mutants in one program: `.ci/mutants` says which.
+//! Tests many mutants in one program, which `.ci/mutants` runs.
 //!
-//! Compiling costs more than testing, so every mutant stands in the sources at once, beside what
-//! it changes, and a variable of the environment says which of them is active ([`weave`]). Each is
-//! then tried with the tests that reach it ([`attempt`]).
+//! Compiling costs more than testing, so the sources contain every mutant next to the original
+//! code, and an environment variable selects the active one ([`weave`]). Each mutant is then tried
+//! with the tests that reach it ([`attempt`]).
 //!
 //! ```text
 //! mutants weave LIST SOURCES                 writes them into a copy of the sources
-//! mutants try LIST SOURCES RESULTS K...      tries samples of those, each every hundredth
+//! mutants try LIST SOURCES RESULTS K...      tries samples of them, each of every hundredth mutant
 //! ```
 //!
-//! LIST is what `cargo mutants --list --json` prints. `weave` leaves `woven.txt` in SOURCES: the
-//! names of those that compile so. RESULTS gets a line for each that was tried; what it has is not
-//! tried again.
+//! LIST is the output of `cargo mutants --list --json`. `weave` writes `woven.txt` to SOURCES: the
+//! names of the mutants that compile. `try` adds a line to RESULTS for each mutant that it has
+//! tried, and skips mutants that have one.
 
 mod attempt;
 mod weave;
@@ -34,7 +34,7 @@ struct Span {
     start: Place,
 }
 
-/// What cargo-mutants lists.
+/// An entry of cargo-mutants' list.
 #[derive(Clone, Debug, Deserialize)]
 struct Mutant {
     file: String,
@@ -44,7 +44,7 @@ struct Mutant {
     span: Span,
 }
 
-/// All of a list. A mutant's number is its index.
+/// All mutants of a list. A mutant's number is its index.
 fn listed(path: &str) -> Result<Vec<Mutant>, Box<dyn Error>> {
     Ok(serde_json::from_str(&fs::read_to_string(path)?)?)
 }

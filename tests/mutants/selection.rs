@@ -1,14 +1,14 @@
-//! Which mutant is active.
+//! Selects the active mutant.
 //!
-//! `MUTANT` is its number. If `MUTANTS_REACHED` names a file instead, none is active, and the file
-//! gets the numbers of all that are met.
+//! `MUTANT` is its number. If `MUTANTS_REACHED` names a file instead, no mutant is active, and the
+//! numbers of all mutants that the program reaches are written to the file.
 
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// More than there are mutants.
+/// More than the number of mutants.
 const ROOM: usize = 1 << 14;
 
 #[derive(Debug)]
@@ -28,12 +28,12 @@ fn selected() -> Selection {
 fn note(path: &std::ffi::OsStr, id: usize) {
     let file = OpenOptions::new().create(true).append(true).open(path);
     let mut file = file.expect("a file that can be written");
-    // In one piece, since threads share the file.
+    // In one write, since threads share the file.
     let line = format!("{id}\n");
     file.write_all(line.as_bytes()).expect("a file that can be written");
 }
 
-/// Whether the mutant of this number is active.
+/// Whether the mutant with this number is active.
 #[inline(always)]
 pub fn is(id: usize) -> bool {
     static SELECTION: OnceLock<Selection> = OnceLock::new();

@@ -1,4 +1,4 @@
-//! Two hosts with nothing between them but time.
+//! Two hosts with perfect wires.
 
 use core::cell::RefCell;
 use core::ops::ControlFlow;
@@ -9,8 +9,8 @@ use dominoes_testkit::{HostConfig, LinkConfig, Net, Stalls, Traffic, Variant};
 
 use super::wire_observer::WireObserver;
 
-/// Two hosts that send to each other as fast as they can over perfect wires, while workers stand
-/// still. Returns how many segments were sent again, and how many stalls there were.
+/// Two hosts send to each other as fast as they can over perfect wires, while workers stall.
+/// Returns the number of retransmitted segments, and the number of stalls.
 pub(super) fn both_ways(seed: u64, variant: Variant, stalls: Stalls) -> (u64, u64) {
     const BYTES: u64 = 500_000;
     let mut net = Net::new(seed);

@@ -1,15 +1,15 @@
-//! Rare frames, and changes to frames, that do no harm.
+//! Rare frames, and harmless changes to frames.
 
 use dominoes_testkit::Rng;
 use dominoes_testkit::packet::odd::{self, Advertisement, ILLEGAL_OPTIONS};
 use dominoes_testkit::packet::{ACK, Family, Header, Path, SYN, Segment, TCP};
 
-/// Frames that grow are no longer than this, so that they fit whatever the link's MTU is.
+/// Frames up to this length may grow: they still fit the MTU of any link.
 const SHORT: usize = 500;
-/// Packets too big that a case has, at most.
+/// The most Packet Too Big messages of a case.
 const TOO_BIG: u64 = 8;
 
-/// How often there was what.
+/// Counts of the rare events.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
     pub(super) tags: u64,
@@ -19,16 +19,16 @@ pub(super) struct Seen {
     pub(super) too_big: u64,
     pub(super) redirects: u64,
     pub(super) advertisements: u64,
-    /// Advertisements that differ from the one before.
+    /// Advertisements that differ from the previous one.
     pub(super) changed: u64,
 }
 
-/// Changes frames, and sends messages of neighbours and routers.
+/// Changes frames, and adds messages of neighbours and routers.
 #[derive(Debug)]
 pub(super) struct Meddler {
     rng: Rng,
     family: Family,
-    /// How often, in a million frames.
+    /// Rates per million frames.
     tags: u32,
     atomic: u32,
     options: u32,
@@ -42,7 +42,7 @@ pub(super) struct Meddler {
 
 impl Meddler {
     pub(super) fn new(family: Family, mut rng: Rng) -> Self {
-        // A case has some of all, or it would say little about each.
+        // A case has only some of the events, or it would test little of each.
         let mut part = |ppm| if rng.chance(250_000) { ppm } else { 0 };
         Meddler {
             family,
@@ -65,7 +65,7 @@ impl Meddler {
         }
     }
 
-    /// May change a frame. Returns the messages that its sender gets.
+    /// May change a frame. Returns messages for its sender.
     pub(super) fn meddle(&mut self, frame: &mut Vec<u8>) -> Vec<Vec<u8>> {
         let answers = self.answers(frame);
         self.change_segment(frame);
@@ -122,7 +122,7 @@ impl Meddler {
         answers
     }
 
-    /// Adds options or text to a segment.
+    /// Adds options or data to a segment.
     fn change_segment(&mut self, frame: &mut Vec<u8>) {
         if frame.len() >= SHORT || !self.is_tcp(frame) {
             return;
@@ -139,7 +139,7 @@ impl Meddler {
         else {
             return;
         };
-        // A listener does not keep this text, so no application reads it.
+        // A listener drops this data, so no application reads it.
         let has_text = has_text && header.has(SYN) && !header.has(ACK);
         if has_text {
             segment.payload = vec![0x5a; 1 + self.rng.below(100) as usize];

@@ -1,4 +1,4 @@
-//! What can be seen on the wires.
+//! Observes the frames on the wires.
 
 use std::collections::HashMap;
 
@@ -7,26 +7,26 @@ use dominoes_testkit::packet::{Family, Header, RST, SYN};
 /// One direction of a flow.
 #[derive(Debug, Default)]
 struct Way {
-    /// The number after the newest byte.
+    /// The sequence number after the newest byte.
     newest: u32,
     /// Whether the newest window was zero.
     closed: bool,
 }
 
-/// Counts what is worth a look, of all flows between two hosts.
+/// Counts notable segments of all flows between two hosts.
 #[derive(Debug, Default)]
 pub(super) struct WireObserver {
-    /// Segments in packets of IPv6.
+    /// Segments in IPv6 packets.
     pub(super) over_ipv6: u64,
     pub(super) retransmissions: u64,
     pub(super) zero_windows: u64,
     pub(super) window_probes: u64,
-    /// By sender, its port, and the other's.
+    /// By sender, its port, and the other's port.
     ways: HashMap<(usize, u16, u16), Way>,
 }
 
 impl WireObserver {
-    /// A frame leaves host `from`, 0 or 1.
+    /// Host `from` (0 or 1) sends a frame.
     pub(super) fn see(&mut self, from: usize, frame: &[u8]) {
         let tcp = Header::read(frame).or_else(|| {
             let tcp = Header::read(&Family::V6.read(frame)?)?;

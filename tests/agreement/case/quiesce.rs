@@ -9,7 +9,7 @@ use super::super::peer::{Peer, Phase};
 use super::super::plan::LinkFaults;
 use super::Case;
 
-/// Nothing goes wrong any more.
+/// No faults.
 const GOOD: LinkFaults = LinkFaults {
     loss: 0,
     duplication: 0,
@@ -22,11 +22,11 @@ const GOOD: LinkFaults = LinkFaults {
     oddities: 0,
 };
 
-/// Jumps to the next deadline after the faults have ended, without a byte arriving.
+/// Jumps to the next deadline after the faults have ended, without a byte that arrives.
 const JUMPS: usize = 60;
 
 impl<T: FaultHooks> Case<'_, T> {
-    /// No more faults and no new data: everything that was sent arrives.
+    /// Runs without faults and new data until everything that was sent has arrived.
     pub(super) fn quiesce(&mut self) -> Result<(), Failure> {
         self.script.accept_at_most(None);
         let finishes = self.plan.app.finishes;
@@ -64,7 +64,7 @@ impl<T: FaultHooks> Case<'_, T> {
         }
     }
 
-    /// Everything that is under way arrives, and every worker has a turn.
+    /// Delivers all frames on the wire, and gives every worker a turn.
     fn go_on(&mut self) -> Result<usize, Failure> {
         let mut done = 0;
         while self.arrive(&GOOD) {
@@ -76,8 +76,7 @@ impl<T: FaultHooks> Case<'_, T> {
         Ok(done + self.turns()?)
     }
 
-    /// Applications let go of everything, and no peer knows anything any more: every connection
-    /// comes to its end.
+    /// Applications drop everything and peers forget their connections: every connection must end.
     pub(super) fn close_all(&mut self) -> Result<(), Failure> {
         self.app.let_go();
         for peer in &mut self.peers {
@@ -163,9 +162,9 @@ impl<T: FaultHooks> Case<'_, T> {
         ))
     }
 
-    /// All work is done, and nobody saw a disagreement.
+    /// Checks that all work is done, and that no worker found a divergence.
     pub(super) fn end(&mut self) -> Result<(), Failure> {
-        // Who waits for a state does nothing that counts.
+        // A worker that waits for a state has no share.
         for _ in 0..JUMPS {
             self.group.unpark();
             while self.turns()? > 0 {}
@@ -197,12 +196,12 @@ impl<T: FaultHooks> Case<'_, T> {
         Ok(())
     }
 
-    /// Connections ended only as somebody wanted.
+    /// Checks that no connection ended without a reason.
     pub(super) fn check_endings(&mut self) -> Result<(), Failure> {
         for connection in &self.app.connections {
             let peer = &self.peers[connection.peer];
-            // The stack may forget a connection in TIME-WAIT, and a peer that missed its last
-            // acknowledgment then meets a reset; nothing is lost.
+            // The stack may remove a connection in TIME-WAIT, and a peer that missed the last
+            // acknowledgment then gets a reset; no data is lost.
             let is_over = connection.eof && peer.saw_the_end();
             let wanted = peer.reset_by_us || connection.gave_up || is_over;
             if connection.eof && connection.received.len() as u64 != peer.sent() {
@@ -231,7 +230,8 @@ mod tests {
     use dominoes_testkit::Rng;
     use dominoes_testkit::packet::{ACK, SYN, Segment};
 
-    /// Nobody would ask for it again if the stack had forgotten the connection.
+    /// The stack would not ask again for a delayed acknowledgment once it has removed the
+    /// connection.
     #[test]
     fn without_faults_no_peer_delays_an_acknowledgment() {
         let mut style = plan::tree(0, 1..=1).current().peers;

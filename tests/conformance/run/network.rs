@@ -1,6 +1,6 @@
-//! What is not TCP: UDP, fragments, ICMP errors and ARP, as the peer writes and reads them.
+//! Steps other than TCP: UDP, fragments, ICMP errors and ARP, as the peer writes and reads them.
 //!
-//! What the stack sends is read into the words of a step, and compared with them as text.
+//! Frames of the stack are converted to the words of a step, and compared with the step as text.
 
 use std::net::{Ipv6Addr, SocketAddr};
 
@@ -16,15 +16,15 @@ use super::{PEER_MAC, Runner, message, number, payload};
 
 /// Identification of the peer's fragments.
 const IDENT: u16 = 77;
-/// Another router than the peer.
+/// The address of a router other than the peer.
 const OTHER_MAC: packet::Mac = [2, 0, 0, 0, 0, 3];
 
-/// The peer's end at `port`.
+/// The peer's address with `port`.
 fn peer(family: Family, port: i64) -> SocketAddr {
     SocketAddr::new(family.address(FAR), port as u16)
 }
 
-/// Fields of a step, by name; a word without a value counts 1.
+/// Fields of a step, by name; a word without a value counts as 1.
 struct Fields<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Fields<'a> {
@@ -48,12 +48,12 @@ impl<'a> Fields<'a> {
 }
 
 impl Runner {
-    /// A step that is not about TCP; `None` if it is.
+    /// Runs a step, unless it is one of TCP: then `None`.
     pub(super) fn network_step(&mut self, words: &[&str]) -> Option<Result<(), String>> {
         Some(match *words {
             ["udp", ref rest @ ..] => self.use_socket(rest),
             ["<", "udp", ref rest @ ..] => datagram(rest).and_then(|frame| self.inject(frame)),
-            // Errors about segments begin with their numbers.
+            // Errors about segments begin with their type and code instead.
             ["<", "icmp", ref rest @ ..] if rest.iter().all(|word| word.contains('=')) => {
                 icmp(rest).and_then(|frame| self.inject(frame))
             }
@@ -72,7 +72,7 @@ impl Runner {
         })
     }
 
-    /// A frame of IPv6 that has no counterpart.
+    /// Injects an IPv6 frame without an IPv4 counterpart.
     fn inject_v6(&mut self, frame: Vec<u8>) -> Result<(), String> {
         self.run_until_idle();
         self.host.inject(frame);
@@ -188,7 +188,7 @@ fn step(socket: &mut UdpSocket, family: Family, words: &[&str]) -> Result<(), St
 
 // Frames of the peer.
 
-/// From the peer to the stack, or to all if that is a field.
+/// From the peer to the stack, or to broadcast with the field `all`.
 fn path(fields: &Fields<'_>) -> Path {
     match fields.text("all") {
         Some(_) => Path::new(FAR, EVERYBODY).to_mac(EVERY_MAC),
@@ -253,7 +253,7 @@ fn packet_of(words: &[&str]) -> Result<Vec<u8>, String> {
     Ok(packet::ip(path(&fields), protocol, &payload))
 }
 
-/// The peer is a router of IPv6: from its link-local address, to us or to all.
+/// From the link-local address of the peer, as an IPv6 router, to the stack or to a group.
 fn from_router(to: Ipv6Addr) -> v6::Path {
     let to_mac = match to.is_multicast() {
         true => v6::group_mac(to),
@@ -269,7 +269,7 @@ fn from_router(to: Ipv6Addr) -> v6::Path {
 }
 
 /// A router advertisement (RFC 4861 section 4.2): hop limit, lifetime in seconds, reachable and
-/// retransmission times in milliseconds, an MTU, and network number `prefix` of 64 bits.
+/// retransmission times in milliseconds, MTU, and the 64-bit prefix with number `prefix`.
 fn router(words: &[&str]) -> Result<Vec<u8>, String> {
     let known = ["hops", "lifetime", "reachable", "retrans", "mtu", "prefix"];
     let fields = Fields::new(words, &known)?;
@@ -287,7 +287,7 @@ fn router(words: &[&str]) -> Result<Vec<u8>, String> {
         message.extend(word("mtu", 0)?);
     }
     if fields.text("prefix").is_some() {
-        // On the link, and for addresses, for a day.
+        // On-link, autonomous, valid for a day.
         message.extend([
             3, 4, 64, 0xc0, 0, 1, 0x51, 0x80, 0, 1, 0x51, 0x80, 0, 0, 0, 0,
         ]);
@@ -298,7 +298,7 @@ fn router(words: &[&str]) -> Result<Vec<u8>, String> {
     Ok(v6::frame(from_router(all), ICMPV6, &message))
 }
 
-/// The router says that another one forwards to the peer (RFC 4861 section 4.5).
+/// A redirect: another router forwards to the peer (RFC 4861 section 4.5).
 fn redirect() -> Vec<u8> {
     let mut message = vec![137, 0, 0, 0, 0, 0, 0, 0];
     message.extend(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 3).octets());
@@ -308,7 +308,7 @@ fn redirect() -> Vec<u8> {
     v6::frame(from_router(packet::v6_of(STACK)), ICMPV6, &message)
 }
 
-/// A packet too big about a reply to an echo of `echo` bytes (RFC 4443 section 3.2).
+/// A Packet Too Big about an echo reply of `echo` bytes (RFC 4443 section 3.2).
 fn too_big(words: &[&str]) -> Result<Vec<u8>, String> {
     let fields = Fields::new(words, &["echo", "mtu"])?;
     let mut reply = vec![129, 0, 0, 0, 0, 0, 0, 0];
@@ -329,7 +329,7 @@ fn too_big(words: &[&str]) -> Result<Vec<u8>, String> {
     ))
 }
 
-/// A question of the peer to everybody about the stack, in which it says to have `sender`.
+/// An ARP request of the peer for the stack's address, with the sender's address `sender`.
 fn arp(sender: Address) -> Vec<u8> {
     let path = TO_STACK.source(sender);
     packet::arp_request(path.to_mac(EVERY_MAC))
