@@ -1,8 +1,8 @@
 //! One log, a copy of the state per worker, and costly work by each request's primary alone.
 //!
-//! A [`ReplicatedGroup`] is a log with its workers. A [`ReplicatedWorker`] owns one replica of the state. Its steps can
-//! be called one by one, in any order and interleaving, from one thread or many. Threads have
-//! [turns](crate::variants::Worker::turn).
+//! A [`ReplicatedGroup`] is a log with its workers. A [`ReplicatedWorker`] owns one replica of the
+//! state. Its steps can be called one by one, in any order and interleaving, from one thread or
+//! many. Threads have [turns](crate::variants::Worker::turn).
 //!
 //! No step waits for another worker. [`Primaries`] chooses the primary of a request. Outgoing
 //! frames are assigned by chunks of their own numbers, so that many workers share the work of a
@@ -184,8 +184,8 @@ impl ReplicatedShared {
     /// The position below which each of these slots reports its share as performed.
     fn performed_by(&self, owners: u64) -> Seq {
         let performed = replicas(owners).map(|id| {
-            // ORDERING: Acquire, pairs with the Release in `ReplicatedWorker::report_progress`: what is
-            // reported is done.
+            // ORDERING: Acquire, pairs with the Release in `ReplicatedWorker::report_progress`:
+            // reported work is done.
             self.performed[id].load(Ordering::Acquire)
         });
         performed.min().unwrap_or(0)
@@ -319,8 +319,8 @@ impl Log for GroupLog<'_> {
 
     fn performed(&self) -> u64 {
         let all_done = self.shared.all_done.iter().map(|word| {
-            // ORDERING: Acquire, pairs with the Release in `ReplicatedWorker::report_all_done`: what it saw
-            // done is done.
+            // ORDERING: Acquire, pairs with the Release in `ReplicatedWorker::report_all_done`:
+            // work that it saw as done is done.
             word.load(Ordering::Acquire)
         });
         all_done.fold(

@@ -264,9 +264,9 @@ impl Builder {
     /// position of the log. Default: no.
     ///
     /// With three or more replicas, a bit that flips in the memory of one does no harm outside,
-    /// because that replica is not in the majority. Two replicas have no majority, and both continue.
-    /// A vote costs one fingerprint per request, and a late replica delays the others if they are no
-    /// majority without it.
+    /// because that replica is not in the majority. Two replicas have no majority, and both
+    /// continue. A vote costs one fingerprint per request, and a late replica delays the others if
+    /// they are no majority without it.
     ///
     /// ```
     /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -582,8 +582,8 @@ impl Stack {
         self.groups[0].world.limits
     }
 
-    /// Compares the fingerprints that the replicas posted at equal positions of the log. Returns how
-    /// many positions could be compared: 0 with one replica.
+    /// Compares the fingerprints that the replicas posted at equal positions of the log. Returns
+    /// how many positions could be compared: 0 with one replica.
     ///
     /// # Errors
     /// The first position at which two replicas differ, and which.

@@ -1,8 +1,8 @@
 //! An IP host below TCP and UDP: neighbours, addresses, echo, errors, fragments and groups.
 //!
-//! An [`IpHost`] sees no device and no clock. Its owner passes frames and the time, sends the frames
-//! that the host makes ([`IpHost::take_frame`]), and handles its events ([`IpHost::take_news`]).
-//! Nothing of this is replicated or in the log.
+//! An [`IpHost`] sees no device and no clock. Its owner passes frames and the time, sends the
+//! frames that the host makes ([`IpHost::take_frame`]), and handles its events
+//! ([`IpHost::take_news`]). Nothing of this is replicated or in the log.
 
 mod arp;
 mod multicast;

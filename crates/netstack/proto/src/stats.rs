@@ -57,7 +57,8 @@ counters! {
         /// may find room then, so one peer may be counted several times. If this grows, raise
         /// that limit. `refused_syn` also counts these SYNs and cookies.
         pub table_full: u64,
-        /// SYNs that were answered by a cookie because the SYN queue was full (RFC 4987 section 3.6).
+        /// SYNs that were answered by a cookie because the SYN queue was full (RFC 4987 section
+        /// 3.6).
         pub cookies_sent: u64,
         /// Returned cookies that became connections.
         pub cookies_returned: u64,

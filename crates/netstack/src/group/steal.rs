@@ -24,7 +24,8 @@
 //!   later positions were applied or it was the first of all pending work for
 //!   `GroupTuning::patience`; from then on at once, until it reports progress.
 //! - In the middle of an effect or a frame: they wait for the rest of that unit
-//!   (`GroupTuning::request_chunk` requests or `GroupTuning::frame_chunk` frames), and take its other work.
+//!   (`GroupTuning::request_chunk` requests or `GroupTuning::frame_chunk` frames), and take its
+//!   other work.
 //! - In a pump: they do other work; input or output waits for its time slice.
 //! - Anywhere, and it unwound or ended: they take its share at once. Its guards release what it
 //!   held.

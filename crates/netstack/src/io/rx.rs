@@ -1,9 +1,9 @@
 //! The receive pump. It is not a thread: any worker may take it for a moment.
 //!
 //! It is the only publisher of a group's log. It samples everything that `apply` must know and
-//! cannot compute: time, transmit credit, and the applications' cursors. Runs of segments come to
-//! it parsed; datagrams and commands are handled here, and what else arrives by the [`IpHost`]. The transmit pump is
-//! [`TxPump`](crate::io::tx::TxPump).
+//! cannot compute: time, transmit credit, and the applications' cursors. It receives parsed runs of
+//! segments. It handles datagrams and commands itself; the [`IpHost`] handles everything else that
+//! arrives. The transmit pump is [`TxPump`](crate::io::tx::TxPump).
 
 pub(crate) mod addresses;
 mod commands;

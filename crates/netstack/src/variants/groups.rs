@@ -7,8 +7,8 @@
 //!
 //! ```text
 //!              +-> part 0 -> group 0: its pumps, state, streams --+
-//! device --+---+-> part 1 -> group 1                              +--> socket table: listen on all, accept from any
-//!   hash of the flow  ...                                         |
+//! device --+---+-> part 1 -> group 1                              +--> socket table: listen on all
+//!   hash of the flow  ...                                         |    and accept from any
 //!              +-> all parts: ARP, ICMP errors, fragments         +
 //! ```
 //!

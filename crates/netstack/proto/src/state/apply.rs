@@ -200,8 +200,8 @@ impl ReplicaState {
     }
 
     /// Applies one request, for callers that catch the panics of a whole batch themselves: a panic
-    /// unwinds out of this function, and the caller must pass it to [`ReplicaState::recover`] before any
-    /// other use of the replica.
+    /// unwinds out of this function, and the caller must pass it to [`ReplicaState::recover`]
+    /// before any other use of the replica.
     ///
     /// # Panics
     /// If any code called from here panics.

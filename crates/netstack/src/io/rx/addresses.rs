@@ -245,8 +245,8 @@ impl RxPump {
         hop.is_some_and(|hop| self.host.neighbors.has_moved(hop, since))
     }
 
-    /// A neighbour has another link-layer address. The connections whose next hop it is follow; what
-    /// others reach by the same link-layer address says nothing about them.
+    /// A neighbour has a new link-layer address. The connections with this next hop change to it;
+    /// other neighbours with the old link-layer address are not affected.
     pub(super) fn neighbor_moved(&mut self, neighbor: Address) {
         self.connections.rerouting.moved.insert(neighbor);
         // The next turn looks for them.

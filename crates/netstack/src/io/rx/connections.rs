@@ -33,8 +33,8 @@ pub(super) struct Connections {
     pub(super) paths: Paths,
     /// Connections of addresses that we lost.
     pub(super) lost: BTreeSet<ConnId>,
-    /// Closed connections, and the position up to which effects must be performed before `closing[0]` can
-    /// be freed.
+    /// Closed connections, and the position up to which effects must be performed before
+    /// `closing[0]` can be freed.
     pub(super) closing: VecDeque<(u64, ConnId)>,
     /// Frames to send before `closing[0]` can be freed, once known.
     numbered: Option<u64>,

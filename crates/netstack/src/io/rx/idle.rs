@@ -38,9 +38,10 @@
 //! - *The writer.* One compare-and-swap begins each write, and each giving back (`send_user`). A
 //!   writer that reserved a range has begun until it commits or drops it. A stream of units, in
 //!   which workers write ahead, has begun for good: its send ring stays.
-//! - *Closing.* A closed connection is in no table of hints, so it is not looked at. When its entry is recycled, its
-//!   pages are given back if it has carried much ([`Streams::recycle`](crate::io::stream::Streams));
-//!   a few stay for the next connection with its stream.
+//! - *Closing.* A closed connection is in no table of hints, so it is not checked. When its entry
+//!   is recycled, its pages are given back if it has carried much
+//!   ([`Streams::recycle`](crate::io::stream::Streams)); a few stay for the next connection with
+//!   its stream.
 //!
 //! The state of replicas, and thus the log and a recording of it, does not depend on any of this.
 

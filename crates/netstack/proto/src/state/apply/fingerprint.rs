@@ -103,8 +103,8 @@ impl ReplicaState {
             .then(|| "waiting lists, deadlines or fold".to_owned())
     }
 
-    /// How many bits [`ReplicaState::flip`] can change in entry `index` of the connection table, its
-    /// connection included; 0 if there is no such entry.
+    /// How many bits [`ReplicaState::flip`] can change in entry `index` of the connection table,
+    /// its connection included; 0 if there is no such entry.
     #[cfg(any(test, feature = "testkit"))]
     pub fn bits(&self, index: u32) -> u32 {
         self.places.get(index as usize).map_or(0, Flip::bits)
