@@ -11,9 +11,9 @@
 //! - `ended E`: the application asks how the connection ended, which it can do once
 //! - `shutdown`, `close`, `abort`, `unlisten`: it ends its side; drops the socket; resets; stops
 //!   listening
-//! - `set nodelay [off]`, `set keepalive [off | IDLE INTERVAL PROBES]`, `set user-timeout T`, `set
-//!   linger T`, `set cork [off]`, `set max-segment N`, `set newreno`, `set ttl N`, `set tos N`: it
-//!   sets an option of the connection
+//! - `set nodelay [off]`, `set keepalive [off | IDLE INTERVAL PROBES]`, `set user-timeout T`,
+//!   `set linger T`, `set cork [off]`, `set max-segment N`, `set newreno`, `set ttl N`,
+//!   `set tos N`: it sets an option of the connection
 //! - `< FLAGS field=value ...`: the peer sends a segment
 //! - `> FLAGS field=value ... [within=T] [after=T..T]`: the stack's next frame is such a segment,
 //!   and comes at once, within T, or between both times after the step before
@@ -22,8 +22,8 @@
 //! - `drain`: ignores all frames that the stack has sent so far
 //! - `wait T`: time passes
 //! - `state S`: the state of the connection, `CLOSED` if there is none
-//! - `< router hops=17 mtu=1400 lifetime=1800 reachable=.. retrans=.. prefix=..`, `< redirect`, `<
-//!   too-big echo=1400 mtu=1300`: over IPv6, with `routers = true`: the peer advertises itself;
+//! - `< router hops=17 mtu=1400 lifetime=1800 reachable=.. retrans=.. prefix=..`, `< redirect`,
+//!   `< too-big echo=1400 mtu=1300`: over IPv6, with `routers = true`: the peer advertises itself;
 //!   redirects to another router (`by-other` marks frames to that router); reports that an echo
 //!   reply was too big
 //! - `< arp request`, `< arp reply`, `> arp request`, `> arp reply`, `arp manual`: ARP; without
@@ -31,10 +31,11 @@
 //! - `< icmp TYPE/CODE seq=N [mtu=N] [srcport=P]`: a router reports an ICMP error about the stack's
 //!   segment at N
 //! - `< echo len=N id=N`, `> echo-reply len=N id=N`: ICMP
-//! - `udp bind P`, `udp connect P`, `udp close`, `udp send N [to=P] [all] [error=E]`, `udp recv N
-//!   [from=P]`, `udp recv none`, `udp recv error E`: a UDP socket; `all` is broadcast
-//! - `< udp from=P to=P len=N [checksum=none|bad] [all] [piece=A..B [more]]`, `> udp from=P to=P
-//!   len=N`, `> fragment offset=A len=N [more]`: datagrams, or bytes A to B - 1 of header and data
+//! - `udp bind P`, `udp connect P`, `udp close`, `udp send N [to=P] [all] [error=E]`,
+//!   `udp recv N [from=P]`, `udp recv none`, `udp recv error E`: a UDP socket; `all` is broadcast
+//! - `< udp from=P to=P len=N [checksum=none|bad] [all] [piece=A..B [more]]`,
+//!   `> udp from=P to=P len=N`, `> fragment offset=A len=N [more]`: datagrams, or bytes A to B - 1
+//!   of header and data
 //! - `< icmp type=N code=N from=P to=P`, `> icmp type=N code=N`, `< ip protocol=N`: errors about
 //!   datagrams; another protocol
 //! - `< arp conflict`, `< arp probe`, `> arp announcement`: RFC 5227

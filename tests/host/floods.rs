@@ -1,6 +1,6 @@
-//! The example `services` over a TAP while raw frames flood it, and while its link changes. `cargo
-//! bench floods` measures its speed; these tests check that downloads arrive whole, memory stays
-//! bounded and nothing panics.
+//! The example `services` over a TAP while raw frames flood it, and while its link changes.
+//! `cargo bench floods` measures its speed; these tests check that downloads arrive whole, memory
+//! stays bounded and nothing panics.
 //!
 //! The flooding program is this one: the tests start it again in the peer's namespace, with
 //! [`PEER`] as its first argument.
