@@ -1,34 +1,34 @@
-//! What every kind of channel answers to.
+//! The interface of all kinds of channels.
 
 use crate::{
     Closed, Log, NoBatch, Publisher, SubscribeError, Subscription, TryPublishError, Wait, WaitSet,
 };
 
-/// In which order a subscription sees entries.
+/// The order in which a subscription receives entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// One order for all.
+    /// All subscriptions receive all entries in one order.
     Total,
-    /// The newest first, as far as it is still there.
+    /// The newest entry first, among those still in the channel.
     NewestFirst,
-    /// None is promised.
+    /// No order is promised.
     Unordered,
 }
 
-/// Who sees an entry.
+/// Which subscriptions receive an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Delivery {
-    /// Every subscription that was there.
+    /// Every subscription that existed when it was published.
     Everyone,
     /// One of the subscriptions.
     Someone,
 }
 
-/// A kind of channel: publishers on one side, subscriptions on the other, something bounded
-/// between.
+/// A kind of channel: publishers on one side, subscriptions on the other, and bounded memory
+/// between them.
 ///
 /// [`Log`] is the multicast kind; [`WorkShare`](crate::WorkShare) gives each entry to one
-/// subscription. Implement it for a channel of your own to use that wherever a kind is a parameter.
+/// subscription. Implement this trait to use your own channel wherever a kind is a parameter.
 ///
 /// ```
 /// use dominoes::{Channel, Lifo, Log, Publish, Receive, SpinYield, WorkShare};
@@ -48,28 +48,28 @@ pub enum Delivery {
 /// assert_eq!(sum::<WorkShare<u32, Lifo<u32>, SpinYield>>(), 10);
 /// ```
 pub trait Channel: Clone + Send + Sized {
-    /// What goes through.
+    /// The type of entries.
     type Item;
     /// The publishing side.
     type Publisher: Publish<Self::Item>;
     /// The reading side.
     type Subscription: Receive<Self::Item>;
-    /// The order that is promised.
+    /// The promised order.
     const ORDER: Order;
-    /// Who sees an entry.
+    /// Which subscriptions receive an entry.
     const DELIVERY: Delivery;
 
-    /// A channel for at most `capacity` entries, with its first publisher. More come from cloning
-    /// that.
+    /// Creates a channel for at most `capacity` entries, and its first publisher. Clone it for more
+    /// publishers.
     fn open(capacity: usize) -> (Self::Publisher, Self);
 
-    /// A subscription to what is published from now on.
+    /// Adds a subscription, which receives the entries published from now on.
     ///
     /// # Errors
     /// If there are too many.
     fn join(&self) -> Result<Self::Subscription, SubscribeError>;
 
-    /// Entries in the channel. A moment's view.
+    /// Entries in the channel at this moment.
     fn backlog(&self) -> usize;
 }
 
@@ -78,27 +78,26 @@ pub trait Publish<T>: Clone + Send {
     /// Publishes a value if there is room now.
     ///
     /// # Errors
-    /// Gives the value back if there is none, or the channel is closed.
+    /// Returns the value if there is no room, or the channel is closed.
     fn offer(&mut self, value: T) -> Result<(), TryPublishError<T>>;
 
     /// Publishes a value; waits for room.
     ///
     /// # Errors
-    /// Gives the value back if the channel is closed.
+    /// Returns the value if the channel is closed.
     fn put(&mut self, value: T) -> Result<(), Closed<T>>;
 }
 
 /// The reading side of a [`Channel`].
 pub trait Receive<T>: Send {
-    /// Shows up to `limit` entries that are there to `handler`. Returns how many there were: at
-    /// least one.
+    /// Calls `handler` for up to `limit` available entries. Returns their number, at least one.
     ///
     /// # Errors
-    /// Says why there are none.
+    /// The reason why there are none.
     fn receive(&mut self, limit: usize, handler: impl FnMut(&T)) -> Result<usize, NoBatch>;
 
-    /// Adds to `set` what notifies when there may be entries, or the channel is closed. By default
-    /// the set becomes [unknown](WaitSet::unknown).
+    /// Adds to `set` the sources that notify when entries may be available, or the channel is
+    /// closed. By default the set becomes [unknown](WaitSet::unknown).
     fn wake_sources(&self, set: &mut WaitSet) {
         set.unknown();
     }

@@ -10,8 +10,7 @@ use std::fmt;
 /// A bounded multicast channel: every subscription sees every entry, all in the same order.
 ///
 /// `capacity` is the exact bound on entries that are published but not yet released by the slowest
-/// subscription. The number of slots behind it is a power of two and may be larger; see
-/// [`Log::slots`].
+/// subscription. The number of slots is a power of two and may be larger; see [`Log::slots`].
 ///
 /// ```
 /// use dominoes::{SpinYield, channel};
@@ -45,12 +44,11 @@ pub fn channel<T: Send + Sync, W: Wait>(capacity: usize) -> (Publisher<T, W>, Lo
     (Publisher::new(writer), Log { ring })
 }
 
-/// A [`channel`] with a given number of slots, where memory matters more than speed or the other
-/// way round.
+/// Creates a [`channel`] with a given number of slots, to use less memory or to gain speed.
 ///
-/// [`channel`] takes four MiB or 64 times the capacity, whichever is less, for entries without a
-/// destructor; and as few as hold the capacity for others, whose values would otherwise be spread
-/// over more memory than is in use.
+/// [`channel`] takes 4 MiB or 64 times the capacity, whichever is less, for entries without a
+/// destructor. For entries with a destructor it takes as few slots as hold the capacity: more would
+/// spread the values over more memory than is in use.
 ///
 /// ```
 /// let (_publisher, log) = dominoes::channel_with_slots::<u64, dominoes::Park>(100, 128);
@@ -67,8 +65,8 @@ pub fn channel_with_slots<T: Send + Sync, W: Wait>(
     (Publisher::new(writer), Log { ring })
 }
 
-/// A handle of a channel: subscribe from here, and look at its counts. Cheap to clone, may go to
-/// any thread.
+/// A handle of a channel: adds subscriptions, and reads its counters. Cheap to clone, and may be
+/// sent to any thread.
 ///
 /// A `Log` is neither a publisher nor a subscription: it does not keep the channel open, and
 /// entries do not wait for it.
@@ -103,7 +101,7 @@ impl<T: Send + Sync, W: Wait> Log<T, W> {
         self.ring.slots()
     }
 
-    /// Entries that the slowest subscription has not released. A moment's view.
+    /// Entries that the slowest subscription has not released at this moment.
     pub fn len(&self) -> usize {
         self.ring.len()
     }
@@ -113,12 +111,12 @@ impl<T: Send + Sync, W: Wait> Log<T, W> {
         self.len() == 0
     }
 
-    /// How many subscriptions there are. A moment's view.
+    /// The number of subscriptions at this moment.
     pub fn subscribers(&self) -> usize {
         self.ring.members().count_ones() as usize
     }
 
-    /// How many publishers there are. A moment's view.
+    /// The number of publishers at this moment.
     pub fn publishers(&self) -> usize {
         self.ring.publishers()
     }
@@ -128,16 +126,16 @@ impl<T: Send + Sync, W: Wait> Log<T, W> {
         self.ring.is_closed()
     }
 
-    /// The number of each subscription with how many entries it is behind. A moment's view.
+    /// Each subscription's number, and how many entries it has not released, at this moment.
     pub fn lags(&self) -> Vec<(usize, u64)> {
         self.ring.lags()
     }
 
-    /// Asks the subscription with that number to leave; it sees that at its next look for a batch.
-    /// False if there is no such.
+    /// Asks the subscription with this number to leave, which it learns when it next looks for a
+    /// batch. Returns false if there is none.
     ///
-    /// Nobody is thrown out: a subscription may hold slices of the ring, so entries go on waiting
-    /// for it until it is dropped.
+    /// A subscription may hold slices of the ring, so entries still wait for it until it is
+    /// dropped.
     pub fn evict(&self, number: usize) -> bool {
         let there = self.ring.evict(number);
         self.ring.entries.notify();

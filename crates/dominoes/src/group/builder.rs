@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-/// Settings of a group; [`Group::builder`] makes one.
+/// Settings of a group. Created by [`Group::builder`].
 #[must_use = "a builder does nothing until it spawns a group"]
 pub struct GroupBuilder<S> {
     state: S,
@@ -40,8 +40,8 @@ impl<S> fmt::Debug for GroupBuilder<S> {
 }
 
 impl<S> GroupBuilder<S> {
-    /// The most replicas at a time, 1 to 56: room for [`Group::join`]. Values below the number of
-    /// replicas at the beginning count as that. Default 0.
+    /// The most replicas at a time, 1 to 56: room for [`Group::join`]. A value below the initial
+    /// number of replicas counts as that number. Default 0.
     pub fn slots(mut self, slots: usize) -> Self {
         self.slots = slots;
         self
@@ -61,14 +61,15 @@ impl<S> GroupBuilder<S> {
         self
     }
 
-    /// How long nothing of what is due may be performed before others perform it. Default 1 ms.
+    /// Time without progress after which other workers perform a worker's due effects. Default 1
+    /// ms.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// How often an effect is begun, at least 1, if `perform` panics in the middle of it. Default
-    /// 3.
+    /// How many times an effect is begun, at least 1, if `perform` panics in the middle of it.
+    /// Default 3.
     pub fn attempts(mut self, attempts: u32) -> Self {
         self.attempts = attempts;
         self
@@ -97,8 +98,8 @@ impl<S> GroupBuilder<S> {
         self
     }
 
-    /// Compares the states every `every` positions, at least 1, by a fingerprint of all that is to
-    /// be compared: equal states have equal ones.
+    /// Compares the states every `every` positions, at least 1, by a fingerprint: equal states must
+    /// have equal fingerprints.
     pub fn fingerprint(
         mut self,
         every: u64,
@@ -109,9 +110,9 @@ impl<S> GroupBuilder<S> {
         self
     }
 
-    /// Calls `hook` where replicas differ, on the thread of a replica: once for the same replicas,
-    /// until one of them has another one's state. It decides what is done about those that differ
-    /// from the majority. By default they are repaired.
+    /// Calls `hook` on the thread of a replica when replicas differ: once for the same replicas,
+    /// until one of them receives another one's state. The hook decides what happens to the
+    /// minority, which is repaired by default.
     pub fn on_divergence(
         mut self,
         hook: impl Fn(&Divergence) -> OnDivergence + Send + Sync + 'static,
@@ -245,7 +246,7 @@ impl<S> GroupBuilder<S> {
             let core = cores.get(worker.id()).copied();
             worker.spawn(core).map_err(GroupError::Io)
         };
-        // If a thread does not start, those that did are ended with this.
+        // If a thread does not start, dropping this ends the threads that did.
         let mut group = Group {
             threads: (0..handle.shared.meters.len()).map(|_| None).collect(),
             shared: handle.shared.clone(),

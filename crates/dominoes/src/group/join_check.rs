@@ -1,17 +1,17 @@
-//! The join check: whether a state that one worker gives to another is right.
+//! The join check: whether a state that one worker gives to another is correct.
 //!
-//! A replica's state may have been changed behind its back, and not have been found yet. If it
-//! gives its state away, two replicas have it, and before long they are the majority. So where
-//! there are three or more replicas, a state counts only when more than half of them have it, its
-//! source among them. They do not stop for that. Each worker that is not behind the joiner attests
-//! to its state: it records a fingerprint of its whole state, with its position, in the slot table.
-//! The joiner, whose reader holds the log, goes on to that position and compares. Until then it
-//! performs nothing, gives its state to no other worker, and has no vote.
+//! A replica's state may be corrupt without having been found yet. If the replica gives this state
+//! away, two replicas have it, and soon they are the majority. So with three or more replicas, a
+//! joiner's state counts only when more than half of the replicas have it, including its source.
+//! They do not stop for the check. Each worker at the joiner's position or later attests to its
+//! state: it records a fingerprint of the whole state, with its position, in the slot table. The
+//! joiner, whose reader holds the log, applies requests up to that position and compares. Until
+//! then it performs nothing, gives its state to no other worker, and has no vote.
 //!
-//! If the source is gone, or another worker has its slot, it may have been found to be wrong. Then
-//! its snapshot is refused, and another worker is asked.
+//! A source that is gone, or whose slot has another worker, may have been found to be wrong. Then
+//! the joiner refuses its snapshot, and gets one from another worker.
 //!
-//! With two replicas there is no majority, and the joiner takes what it gets.
+//! With two replicas there is no majority, and the joiner accepts any snapshot.
 
 use super::membership::MembershipTable;
 use crate::Seq;
@@ -23,21 +23,21 @@ struct Attestation {
     fingerprint: u64,
 }
 
-/// A snapshot, and what the other workers attest.
+/// A snapshot, and the attestations of the other workers.
 pub(super) struct JoinCheck<R> {
     /// `None` once the joiner has it.
     snapshot: Option<R>,
     source: usize,
-    /// Where the source's own state began: its slot may have another worker by now.
+    /// The position at which the source became active: its slot may have another worker by now.
     source_since: Seq,
-    /// The joiner's position, or the one that it goes on to: attestations below come too late.
+    /// The position that the joiner has, or applies up to: earlier attestations come too late.
     position: Seq,
     /// The workers that have attested.
     attested: u64,
     /// The attestations that are not compared yet.
     attestations: Vec<Attestation>,
-    /// The workers that have the same state, the source among them, and the workers that have
-    /// another one.
+    /// The workers that have an equal state, including the source, and the workers that have a
+    /// different one.
     agree: u64,
     differ: u64,
 }
@@ -47,11 +47,11 @@ pub(super) struct JoinCheck<R> {
 pub enum CheckResult {
     /// More than half of the active workers have the state.
     Passed,
-    /// More than half of them have another one, or the source is gone.
+    /// More than half of them have a different one, or the source is gone.
     Failed,
     /// There is no majority.
     Undecided,
-    /// Another worker attested at this position.
+    /// Another worker attested at this position, up to which the joiner has to apply.
     ContinueTo(Seq),
     /// Not enough workers have attested.
     Open,
@@ -83,13 +83,13 @@ impl<R> JoinCheck<R> {
         self.differ
     }
 
-    /// Whether the source is active, and goes on from the state that it gave away.
+    /// Whether the source has been active since it gave the snapshot.
     pub(super) fn source_stays(&self, table: &MembershipTable, active: u64) -> bool {
         active >> self.source & 1 != 0 && table.since(self.source) == self.source_since
     }
 
-    /// Worker `id`, which is at `position`, attests to its state. Returns false if it has not come
-    /// far enough.
+    /// Lets worker `id`, which is at `position`, attest to its state. Returns false if it must
+    /// first reach a later position.
     pub(super) fn attest(
         &mut self,
         id: usize,
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn a_state_passes_when_more_than_half_have_it_and_half_of_them_are_not_enough() {
         let (joiner, other) = (|| 7, || 8);
-        // The source has it.
+        // The source has the joiner's state.
         let split = |voters: usize| {
             (1..=voters)
                 .flat_map(move |agree| (0..=voters - agree).map(move |wrong| (agree, wrong)))

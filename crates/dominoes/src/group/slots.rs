@@ -1,10 +1,11 @@
 //! Replica slots: how workers join, leave and park, and how they get a state from each other.
 //!
 //! A worker that needs a state records that in the slot table and notifies the workers that may
-//! give it. The first of them that comes by between two of its own steps gives a *snapshot*: a
-//! clone of its state, and of all that belongs to the same position of the log. The table has a
-//! lock. A worker takes it only when a bit in an atomic word says that there is something for it;
-//! if the lock is taken, the worker goes on with its work and comes back. Nothing stops meanwhile.
+//! give it. The first of them that looks at the table, between two steps, gives a *snapshot*: a
+//! clone of its state and of everything else at that position of the log. The table has a lock. A
+//! worker takes the lock only when a bit in an atomic word shows that the table has something for
+//! it; if the lock is taken, the worker continues its work and tries again later. So no worker
+//! waits.
 //!
 //! A snapshot is [checked](super::join_check) before the worker that got it becomes active.
 
@@ -21,26 +22,26 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError, TryLockError},
 };
 
-/// What a worker is doing in its group.
+/// The part that a worker has in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkerState {
-    /// It applies the log, and performs its share.
+    /// Applies the log, and performs its share.
     Active,
-    /// It waits for a snapshot, and has no state.
+    /// Waits for a snapshot, and has no state.
     Joining,
-    /// It was given a state, and the join check is not over: it has no share and no vote.
+    /// Was given a state, and the join check is not over: it has no share and no vote.
     JoinCheck,
-    /// It was asked to leave, and leaves when its share below this position is performed.
+    /// Was asked to leave, and leaves when its share below this position is performed.
     Leaving(Seq),
-    /// It keeps its thread and its slot, has no state, and waits until it is unparked.
+    /// Keeps its thread and its slot, has no state, and waits until it is unparked.
     Parked,
-    /// It differs from these workers, a bit each: it drops its state and waits for theirs.
+    /// Differs from these workers, a bit each: it drops its state and waits for theirs.
     Diverged(u64),
-    /// It has left, or never became active and its join was cancelled.
+    /// Has left, or never became active and its join was cancelled.
     Gone,
 }
 
-/// What happened to the replicas of a group.
+/// Counts of membership changes in a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MembershipStats {
@@ -48,22 +49,23 @@ pub struct MembershipStats {
     pub active: u64,
     /// Replicas that joined the running group.
     pub joined: u64,
-    /// Replicas that left it because they were asked to.
+    /// Replicas that left it on request.
     pub left: u64,
-    /// Replicas whose thread unwound, or was ended otherwise: others did what it left undone.
+    /// Replicas whose thread panicked, or ended otherwise. Other replicas performed their remaining
+    /// effects.
     pub failed: u64,
-    /// Replicas that differed from the majority, and were given its state.
+    /// Replicas that differed from the majority, and received its state.
     pub repaired: u64,
     /// Times that a replica was parked, since it did not improve throughput.
     pub parked: u64,
-    /// Times that one was unparked.
+    /// Times that a replica was unparked.
     pub unparked: u64,
-    /// Times that replicas were found to differ, and there was no majority.
+    /// Times that replicas differed without a majority.
     pub undecided: u64,
 }
 
 impl MembershipStats {
-    /// Those of two groups together, counter by counter.
+    /// The sums of the counters of two groups.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         MembershipStats {
@@ -79,7 +81,7 @@ impl MembershipStats {
     }
 }
 
-/// Why no replica can join a group, or leave it.
+/// Why a replica cannot join a group, or leave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReplicaSlotError {
@@ -87,9 +89,9 @@ pub enum ReplicaSlotError {
     NoFreeSlot,
     /// No such replica, or it is already leaving.
     NoSuchReplica,
-    /// All others have left, or are about to: the state would be lost.
+    /// All other replicas have left, or are about to: the state would be lost.
     LastReplica,
-    /// Every replica has failed: no replica has the state any more.
+    /// Every replica has failed: none has the state any more.
     NoReplicaLeft,
 }
 
@@ -111,8 +113,8 @@ enum ReplicaSlot<R> {
     Free,
     /// Its worker waits for a snapshot from one of these workers.
     AwaitsSnapshot(u64),
-    /// The snapshot is there, or already with its worker, and the other workers attest whether it
-    /// is right.
+    /// The snapshot is in the slot or already with its worker, and other workers attest to their
+    /// states.
     JoinCheck(Box<JoinCheck<R>>),
     Active,
     /// Its worker has no state, and waits to be unparked.
@@ -123,15 +125,15 @@ enum ReplicaSlot<R> {
 struct Slots<R> {
     slots: Vec<ReplicaSlot<R>>,
     stats: MembershipStats,
-    /// Replicas are known to differ, and there is no majority.
+    /// Whether replicas are known to differ without a majority.
     is_undecided: bool,
 }
 
 /// The state of all replica slots: the words of a [`MembershipTable`], and a table with a lock for
-/// what takes more than a bit. `R` is the snapshot that workers give each other.
+/// everything larger than a bit. `R` is the snapshot that workers give each other.
 ///
 /// No call waits for a worker. A call that concerns workers [notifies](MembershipTable::notify)
-/// them in the table; the caller wakes those that sleep.
+/// them in the table; the caller wakes sleeping workers.
 pub struct Membership<R> {
     table: CachePadded<MembershipTable>,
     slots: Mutex<Slots<R>>,
@@ -146,12 +148,12 @@ impl<R> Deref for Membership<R> {
     }
 }
 
-/// What [`Membership::serve_joiners`] did.
+/// The result of [`Membership::serve_joiners`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JoinersServed {
-    /// The worker gave a snapshot: the others have to attest.
+    /// The worker gave a snapshot, so the others have to attest.
     pub gave: bool,
-    /// Something still waits for this worker.
+    /// The table still has something for this worker.
     pub is_waiting: bool,
 }
 
@@ -189,21 +191,21 @@ impl<R> Membership<R> {
         }
     }
 
-    /// How many replicas joined, left, failed, and so on, so far.
+    /// The counters so far.
     pub fn stats(&self) -> MembershipStats {
         let mut stats = self.lock().stats;
         stats.active = u64::from(self.active().count_ones());
         stats
     }
 
-    /// Whether some worker has a state, or was given one.
+    /// Whether any worker has a state, or was given one.
     pub fn has_state(&self) -> bool {
         let is_given = |slot: &ReplicaSlot<R>| matches!(slot, ReplicaSlot::JoinCheck(_));
         self.active() != 0 || self.lock().slots.iter().any(is_given)
     }
 
-    /// Records that a worker waits for a state for slot `id`, or for the first free one. Returns
-    /// the slot. The active workers are notified.
+    /// Records that a worker waits for a state for slot `id`, or for the first free one, and
+    /// notifies the active workers. Returns the slot.
     ///
     /// # Errors
     /// If the slot is not free, or no worker is active.
@@ -225,14 +227,13 @@ impl<R> Membership<R> {
         Ok(id)
     }
 
-    /// The snapshot for slot `id`, if it is there. If it is not, the active workers are notified
-    /// once more.
+    /// The snapshot for slot `id`, if it is there. Otherwise notifies the active workers again.
     pub fn take_snapshot(&self, id: usize) -> Option<R> {
         let mut table = self.lock();
         match &mut table.slots[id] {
             ReplicaSlot::JoinCheck(check) => check.take_snapshot(),
             ReplicaSlot::AwaitsSnapshot(from) => {
-                // The workers that were asked may be gone.
+                // The workers that may give it have gone.
                 let active = self.active();
                 if *from & active == 0 {
                     *from = u64::MAX;
@@ -244,7 +245,7 @@ impl<R> Membership<R> {
         }
     }
 
-    /// Counts a worker that became active, by what it was before: [`WorkerState::Diverged`],
+    /// Counts a worker that became active, by its state before: [`WorkerState::Diverged`],
     /// [`WorkerState::Parked`], or new.
     pub fn count_join(&self, before: WorkerState) {
         let stats = &mut self.lock().stats;
@@ -309,7 +310,7 @@ impl<R> Membership<R> {
         if others == 0 {
             self.cancel_leave(id);
         } else {
-            // From here on it does not count as staying for another worker that asks the same.
+            // From here on it does not count as staying when another worker asks to leave.
             self.deactivate(id);
         }
         others != 0
@@ -337,16 +338,16 @@ impl<R> Membership<R> {
         Ok(id)
     }
 
-    /// Ends worker `id`'s use of its slot, and counts that by the state that the worker is in:
+    /// Ends worker `id`'s use of its slot, and counts that by the worker's state:
     ///
-    /// - [`Gone`](WorkerState::Gone): it left as it was asked to.
+    /// - [`Gone`](WorkerState::Gone): it left on request.
     /// - [`Active`](WorkerState::Active), [`Leaving`](WorkerState::Leaving): it failed.
     /// - [`Joining`](WorkerState::Joining), [`JoinCheck`](WorkerState::JoinCheck): its join is
     ///   cancelled, which is not counted.
     /// - [`Parked`](WorkerState::Parked): it parks, and keeps the slot.
     /// - [`Diverged`](WorkerState::Diverged): it waits for a snapshot, in the same slot.
     ///
-    /// It has released the units that it had begun.
+    /// The worker must have released the units that it had begun.
     pub fn release(&self, id: usize, state: WorkerState) {
         let mut table = self.lock();
         table.is_undecided &= state == WorkerState::Joining;
@@ -369,11 +370,11 @@ impl<R> Membership<R> {
             }
         }
         drop(table);
-        // A snapshot that is never taken would hold the log.
+        // Drops an unused snapshot, which would hold the log.
         drop(unused);
     }
 
-    /// Counts that replicas differ and there is no majority. Counts it once, until a worker leaves;
+    /// Counts that replicas differ without a majority. Counts it only once until a worker leaves;
     /// returns whether it counted.
     pub fn count_undecided(&self) -> bool {
         let mut table = self.lock();
@@ -382,14 +383,14 @@ impl<R> Membership<R> {
         is_new
     }
 
-    /// Worker `id` was given a state that is not checked: its slot is active from now on, and
-    /// [`activate`](MembershipTable::activate) is to be called.
+    /// Skips the check of the state that worker `id` was given: its slot is active from now on. The
+    /// worker must call [`activate`](MembershipTable::activate).
     pub fn skip_check(&self, id: usize) {
         self.lock().slots[id] = ReplicaSlot::Active;
     }
 
-    /// Worker `id`, which is at `position` of the log between two of its steps, gives snapshots to
-    /// workers that wait for one, and attests to snapshots that others gave. Does nothing if the
+    /// Gives snapshots to workers that wait for one, and attests to snapshots of others. Worker
+    /// `id` calls this at `position` of the log, between two of its steps. Does nothing if the
     /// table is locked at this moment. `snapshot` returns `None` if it cannot give one now.
     pub fn serve_joiners<C>(
         &self,
@@ -431,12 +432,12 @@ impl<R> Membership<R> {
         served
     }
 
-    /// Goes on with the join check of worker `id`, which is at `position` of the log. `review` may
-    /// change the result; it is asked under the lock of the table.
+    /// Continues the join check of worker `id`, which is at `position` of the log. `review` may
+    /// change the result; it is called under the lock of the table.
     ///
     /// After [`Passed`](CheckResult::Passed) and [`Undecided`](CheckResult::Undecided) the worker
     /// [activates](MembershipTable::activate) its slot. After [`Failed`](CheckResult::Failed) it
-    /// throws the state away, and waits for another snapshot. `None` if no check is going on.
+    /// drops the state, and waits for another snapshot. Returns `None` without a check in progress.
     pub fn check_join(
         &self,
         id: usize,
@@ -452,7 +453,7 @@ impl<R> Membership<R> {
         let source = check.source();
         let is_gone = !check.source_stays(self, active);
         let result = match is_gone && active != 0 {
-            // Its source may have been found to differ.
+            // The source may have been found to differ.
             true => CheckResult::Failed,
             false => check.evaluate(position, fingerprint, active),
         };
@@ -471,7 +472,7 @@ impl<R> Membership<R> {
         }
         drop(table);
         match result {
-            // These workers may be wrong instead. They check that themselves.
+            // These workers may be the wrong ones. They compare their states themselves.
             CheckResult::Passed if differ != 0 => self.report_divergence(differ),
             CheckResult::Undecided => drop(self.count_undecided()),
             CheckResult::Failed => {
@@ -480,7 +481,7 @@ impl<R> Membership<R> {
                 }
                 self.notify(active);
             }
-            // Another worker may be able to attest by now.
+            // Another worker may be far enough to attest by now.
             CheckResult::Open => self.notify(active & !(1 << source)),
             CheckResult::Passed | CheckResult::ContinueTo(_) => {}
         }

@@ -15,23 +15,23 @@ use std::{
 /// Requests that a turn applies, and effects that it performs.
 const BATCH: usize = 64;
 
-/// What a worker needs to go on from another worker's position.
+/// A clone of a worker's state and position, with which another worker can continue.
 pub(super) struct Snapshot<S, T, E> {
     state: S,
     log: Subscription<T, Park>,
     pending: Pending<E>,
 }
 
-/// The state of a worker, and how far it is.
+/// The state of a worker, and its progress.
 pub(super) struct Replica<S, T, E> {
     state: S,
     log: Subscription<T, Park>,
     pub(super) pending: Pending<E>,
-    /// The workers, a bit each, among which chunks go in turn, when this one last looked.
+    /// The workers that share the chunks, a bit each, as of this worker's last check.
     pub(super) owners: u64,
-    /// Its own chunks are performed below, or begun by others.
+    /// The worker's own chunks below this position are performed, or begun by others.
     pub(super) own: Seq,
-    /// The first pending effect, and since when it is the first.
+    /// The first pending effect, and the time since when it is the first.
     pub(super) oldest: Option<(Seq, Instant)>,
 }
 
@@ -67,19 +67,19 @@ impl<S, T: Send + Sync, E> Replica<S, T, E> {
 
 /// A replica of a group: it applies every request of the log, and performs its share of the
 /// effects. Its turns can be called by hand, from one thread or many; a [`Group`](super::Group)
-/// runs each worker on a thread of its own. Dropping it, also while its thread unwinds, hands its
-/// share to the others.
+/// runs each worker on its own thread. When a worker is dropped, also by a panic, the others take
+/// over its share.
 pub struct GroupWorker<S, T: Send + Sync, E, A, P> {
     pub(super) id: usize,
     name: String,
     pub(super) shared: Arc<GroupShared<S, T, E>>,
     pub(super) code: Arc<Code<A, P>>,
     state: WorkerState,
-    /// What it was before it began to join.
+    /// Its state before it began to join.
     before: WorkerState,
-    /// The active workers when it last asked them for something, as a joining worker.
+    /// The active workers when this worker last woke them, while it joined.
     asked: u64,
-    /// Absent while it has no state, and while code of the user runs that may unwind.
+    /// `None` while it has no state, and while the user's code runs, which may panic.
     replica: Option<Box<Replica<S, T, E>>>,
     pub(super) meter: Arc<Meter>,
 }
@@ -104,7 +104,7 @@ impl<S, T: Send + Sync, E, A, P> GroupWorker<S, T, E, A, P> {
         }
     }
 
-    /// A worker that begins with the group.
+    /// A worker that is active from the start of the group.
     pub(super) fn first(
         shared: &Arc<GroupShared<S, T, E>>,
         code: &Arc<Code<A, P>>,
@@ -136,28 +136,28 @@ impl<S, T: Send + Sync, E, A, P> GroupWorker<S, T, E, A, P> {
         self.id
     }
 
-    /// What it is doing in its group.
+    /// Its state in the group.
     pub fn worker_state(&self) -> WorkerState {
         self.state
     }
 
-    /// Its copy of the state, between two turns; `None` if it has none.
+    /// Its copy of the user's state, between two turns; `None` if it has none.
     pub fn state(&self) -> Option<&S> {
         self.replica.as_ref().map(|replica| &replica.state)
     }
 
-    /// The same, to change it behind the back of the group: for tests of what happens then.
+    /// A mutable reference to its copy, to change it without the group's knowledge in tests.
     pub fn state_mut(&mut self) -> Option<&mut S> {
         self.replica.as_mut().map(|replica| &mut replica.state)
     }
 
-    /// Gives up its place, and returns its copy of the state, if it has one. Unless all is applied
-    /// and performed, it counts as failed.
+    /// Gives up its slot, and returns its copy of the state, if it has one. The worker counts as
+    /// failed unless everything is applied and performed.
     pub fn into_state(mut self) -> Option<S> {
         self.replica.take().map(|replica| replica.state)
     }
 
-    /// It unwound, or is dropped: gives up its slot, and with it its share.
+    /// Gives up its slot, and with it its share, after a panic or when it is dropped.
     fn give_up(&mut self) {
         self.replica = None;
         if self.state == WorkerState::Gone {
@@ -173,7 +173,7 @@ impl<S, T: Send + Sync, E, A, P> GroupWorker<S, T, E, A, P> {
         self.shared.news.notify_all();
     }
 
-    /// Everything is applied and performed.
+    /// Leaves the group after everything is applied and performed.
     fn finish(&mut self) -> Turn {
         self.shared.membership.deactivate(self.id);
         self.state = WorkerState::Gone;
@@ -190,16 +190,16 @@ where
     A: Fn(&mut S, Seq, &T) -> E,
     P: Fn(E, Seq),
 {
-    /// Does what there is to do now, at most 64 requests and 64 effects.
+    /// Does the work that is due now, at most 64 requests and 64 effects.
     ///
-    /// If code of the user panics, the worker has no state any more, and all it does is to give up
-    /// its slot, in its next turn or when it is dropped.
+    /// If the user's code panics, the worker loses its state. It gives up its slot in its next
+    /// turn, or when it is dropped.
     pub fn turn(&mut self, now: Instant) -> Turn {
         self.step(now, BATCH, BATCH)
     }
 
-    /// The same, applying at most `apply` requests and performing at most `perform` effects, which
-    /// may be 0.
+    /// Like [`turn`](Self::turn), with at most `apply` requests to apply and `perform` effects to
+    /// perform, either of which may be 0.
     pub fn step(&mut self, now: Instant, apply: usize, perform: usize) -> Turn {
         let has_state = matches!(self.state, WorkerState::Active | WorkerState::JoinCheck);
         if has_state && self.replica.is_none() {
@@ -213,7 +213,7 @@ where
             Membership::Changed => true,
             Membership::Turn(turn) => return turn,
         };
-        // If code of the user unwinds, the state is gone with this.
+        // If the user's code panics, this drops the state.
         let Some(mut replica) = self.replica.take() else {
             unreachable!("an active worker has a state");
         };
@@ -260,7 +260,7 @@ where
             return 0;
         }
         replica.log.advance_to(end);
-        // A state that is being checked has no vote.
+        // A state in a join check has no vote.
         if let Some(observer) = &shared.observer
             && self.state == WorkerState::Active
         {
@@ -276,7 +276,7 @@ where
         (end - from) as usize
     }
 
-    /// Does what concerns this worker in the slot table.
+    /// Does the work that the slot table has for this worker.
     fn handle_membership(&mut self, now: Instant) -> Membership {
         match self.state {
             WorkerState::Active if !self.shared.membership.is_notified(self.id) => {
@@ -319,7 +319,7 @@ where
             return Membership::Turn(Turn::Worked);
         }
         if membership.is_leaving(self.id) && membership.try_leave(self.id) {
-            // The others perform what it has not begun, and between two turns it has begun nothing.
+            // The others perform its remaining share; between two turns it has begun nothing.
             self.replica = None;
             let parks = membership.take_park_request(self.id);
             self.state = match parks {
@@ -330,7 +330,7 @@ where
             shared.news.notify_all();
             return Membership::Turn(if parks { Turn::Worked } else { Turn::Finished });
         }
-        // Clones of states are code of the user, too.
+        // Cloning a state runs the user's code, which may panic.
         let Some(mut replica) = self.replica.take() else {
             return Membership::Stays;
         };
@@ -357,7 +357,7 @@ where
         }
     }
 
-    /// Takes a snapshot if one is there, and goes on with the join check.
+    /// Takes a snapshot if one is there, and continues the join check.
     fn join(&mut self, now: Instant) -> Membership {
         let shared = self.shared.clone();
         let membership = &shared.membership;
@@ -393,7 +393,7 @@ where
                     return Membership::Turn(Turn::Worked);
                 }
                 Some(CheckResult::ContinueTo(position)) => {
-                    // What others performed makes room for more.
+                    // Effects that others have performed make room in the log.
                     self.forget(&mut replica, now);
                     let missing = position - replica.log.position();
                     if self.apply(&mut replica, missing as usize) == 0 {
@@ -432,11 +432,11 @@ where
     }
 }
 
-/// What the slot table had for a worker.
+/// The outcome of a worker's look at the slot table.
 enum Membership {
-    /// Nothing.
+    /// The table had nothing for the worker.
     Stays,
-    /// Something was done, and the turn goes on.
+    /// Something was done, and the turn continues.
     Changed,
     /// The turn ends.
     Turn(Turn),
@@ -450,7 +450,7 @@ where
     A: Fn(&mut S, Seq, &T) -> E + Send + Sync + 'static,
     P: Fn(E, Seq) + Send + Sync + 'static,
 {
-    /// Starts a context of its own for the worker, on this core if one is named.
+    /// Starts a thread for the worker, on this core if given.
     pub(super) fn spawn(self, core: Option<usize>) -> io::Result<DomainHandle<S>> {
         let meter = self.meter.clone();
         DomainHandle::spawn(Box::new(self), meter, core)
@@ -498,7 +498,7 @@ where
     fn wake_sources(&mut self, set: &mut WaitSet) {
         set.add(&self.shared.news);
         if self.shared.membership.is_notified(self.id) && self.state == WorkerState::Active {
-            // The slot table was locked, or this worker has to come further first.
+            // The slot table was locked, or this worker must first reach a later position.
             set.unknown();
         }
         if let Some(replica) = &self.replica {
