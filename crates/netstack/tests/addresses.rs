@@ -72,7 +72,7 @@ fn connections_of_a_lost_address_end_and_those_of_a_new_one_begin() {
             kept.try_write(b"hello").unwrap();
             fixture.turn();
             assert_eq!(own.try_read(&mut [0; 8]), Ok(5));
-            // No host has the address any more, and no connection can begin there.
+            // No host has the address any more. Without an IPv4 address no connection can begin.
             let gone = fixture.connect(&theirs, SocketAddr::new(old, PORT));
             assert_eq!(gone.err(), Some(SocketError::WouldBlock));
             peer.try_send_to(b"x", SocketAddr::new(old, PORT)).unwrap();
