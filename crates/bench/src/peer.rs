@@ -7,20 +7,20 @@ use dominoes_drivers::memory::peer::{
 use crate::inline::Units;
 use crate::workload::Workload;
 
-/// Port at which the stack listens for the peer.
+/// The port at which the stack listens for the peer.
 pub(crate) fn port() -> u16 {
     Ends::default().to.port()
 }
 
-/// A device, and what reports of its peer.
+/// A device, and a handle that reports on its peer.
 ///
 /// # Errors
-/// If there can be no such peer.
+/// If such a peer is not possible.
 pub(crate) fn new(role: Role, workload: &Workload) -> Result<(PeerDevice, PeerHandle), String> {
     with_period(role, workload, workload.ring_bytes as usize)
 }
 
-/// The same for a stack whose send ring is `period` bytes long.
+/// Like [`new`], for a stack whose send ring is `period` bytes long.
 ///
 /// # Errors
 /// As [`new`].
@@ -44,7 +44,7 @@ pub(crate) fn with_period(
     PeerDevice::new(config).map_err(|e| e.to_string())
 }
 
-/// The same, whose segments have this payload; of what the stack sends it compares no byte.
+/// Like [`new`], with this payload in its segments. The peer compares no byte from the stack.
 ///
 /// # Errors
 /// As [`new`].

@@ -6,14 +6,14 @@
 pub struct Spread {
     /// A quarter of the values is below.
     pub q1: f64,
-    /// Half of them is.
+    /// Half of the values is below.
     pub median: f64,
-    /// Three quarters are.
+    /// Three quarters of the values are below.
     pub q3: f64,
 }
 
 impl Spread {
-    /// Of one value.
+    /// The spread of one value.
     pub fn one(value: f64) -> Spread {
         Spread {
             q1: value,
@@ -22,7 +22,7 @@ impl Spread {
         }
     }
 
-    /// Each of them times so much.
+    /// All three values times `factor`.
     pub fn times(self, factor: f64) -> Spread {
         Spread {
             q1: self.q1 * factor,
@@ -31,7 +31,7 @@ impl Spread {
         }
     }
 
-    /// Of at least one value.
+    /// The spread of at least one value.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
@@ -48,13 +48,13 @@ impl Spread {
         })
     }
 
-    /// These values in words, with so many digits behind the point; `?` if there are none.
+    /// The spread as text, with this many decimal places; `?` without values.
     pub fn text(values: impl IntoIterator<Item = f64>, digits: usize) -> String {
         Spread::of(values).map_or_else(|| "?".to_owned(), |spread| format!("{spread:.digits$}"))
     }
 }
 
-/// The median, and the quartiles in brackets; two digits behind the point unless told otherwise.
+/// The median, and the quartiles in brackets, with two decimal places by default.
 impl core::fmt::Display for Spread {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let digits = f.precision().unwrap_or(2);

@@ -1,4 +1,4 @@
-//! The channels that are compared, each behind [`Tx`] and [`Rx`].
+//! The channels that are compared, each with [`Tx`] and [`Rx`].
 
 use super::{Backoff, Check, Message, Point, Rx, Source, Tx, drive};
 use std::{
@@ -17,7 +17,7 @@ dominoes_bench::named! {
         DisruptorMulti = "disruptor-mp",
         /// `rtrb`, a ring for each publisher and subscriber; no common order.
         Rtrb = "rtrb-fanout",
-        /// `bus`; with several publishers behind a mutex.
+        /// `bus`; several publishers share it with a mutex.
         Bus = "bus",
         /// `crossbeam-channel`, a channel for each subscriber; no common order.
         Crossbeam = "crossbeam-fanout",
@@ -25,7 +25,7 @@ dominoes_bench::named! {
 }
 
 impl Peer {
-    /// Whether the peer can do this at all.
+    /// Whether the peer supports this point.
     pub(crate) fn can(self, point: Point) -> bool {
         match self {
             Peer::DisruptorSingle => point.publishers == 1,
@@ -126,7 +126,7 @@ fn until_accepted(mut offer: impl FnMut() -> bool) {
     }
 }
 
-/// A receiver whose `try_recv` gives a message, or has none.
+/// A receiver whose `try_recv` returns a message or an error.
 macro_rules! receiver {
     ($name:ident, $receiver:ty) => {
         struct $name($receiver, Backoff);
@@ -166,8 +166,8 @@ impl<P: disruptor::Producer<Message> + Send + 'static> Tx for DisruptorTx<P> {
 
 struct DisruptorRx<B>(disruptor::EventPoller<Message, B>, Backoff);
 
-// For each of the two barriers by name: the trait that `EventPoller::poll` asks for is not
-// exported.
+// Implemented for each of the two barriers by name, since the trait that `EventPoller::poll`
+// requires is not exported.
 macro_rules! disruptor_rx {
     ($($barrier:ident)*) => {$(
         impl Rx for DisruptorRx<disruptor::$barrier> {

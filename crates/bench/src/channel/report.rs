@@ -1,4 +1,4 @@
-//! What the report shows of it, and pictures.
+//! Tables and pictures of the channel bench.
 
 use super::{Point, peers::Peer};
 use dominoes_bench::rounds::{self, Reading};
@@ -6,8 +6,7 @@ use dominoes_bench::spread::Spread;
 use dominoes_bench::table::{Bar, Bars, Limit, Lines, Table};
 use serde::Serialize;
 
-/// Table 5.2 of the dissertation this project goes back to: requests per second, by publishers and
-/// subscribers.
+/// Table 5.2 of Sizemore's dissertation: requests per second, by publishers and subscribers.
 pub(crate) const TABLE_5_2: [((usize, usize), f64); 17] = [
     ((1, 1), 1_693_834.0),
     ((1, 2), 1_294_543.0),
@@ -28,28 +27,28 @@ pub(crate) const TABLE_5_2: [((usize, usize), f64); 17] = [
     ((7, 1), 660_352.0),
 ];
 
-/// Capacity at which the shapes of the paper are measured.
+/// The capacity for the shapes of the paper.
 pub(crate) const PUBLISHED_CAPACITY: usize = 4096;
 
 /// Subscribers of one publisher in figure 5.3.
 pub(crate) const FIGURE_5_3: std::ops::RangeInclusive<usize> = 1..=7;
 
-/// Messages a second that 10 Gbit/s of 1500-byte frames are, in millions.
+/// Million messages per second in 10 Gbit/s of 1500-byte frames.
 const WANTED: f64 = 0.833;
 
-/// All that was measured of one peer at one point.
+/// The measurements of one peer at one point.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Row {
-    /// Where.
+    /// The point.
     pub(crate) point: Point,
-    /// Who.
+    /// The peer.
     pub(crate) peer: Peer,
-    /// Messages per second, a value for each round; calm if the cores were close.
+    /// Messages per second for each round; calm if the cores were close.
     pub(crate) messages_per_second: Vec<Reading<f64>>,
 }
 
 impl Row {
-    /// Not measured yet.
+    /// A row without measurements.
     pub(crate) fn new(point: Point, peer: Peer) -> Row {
         Row {
             point,
@@ -59,14 +58,14 @@ impl Row {
     }
 }
 
-/// Everything that was measured.
+/// All measurements.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     /// By point, then peer.
     pub(crate) rows: Vec<Row>,
-    /// Anything else, as name and value.
+    /// Other figures, by name.
     pub(crate) figures: Vec<(String, f64)>,
-    /// How long waking up takes through ours, over that through crossbeam's.
+    /// Wake-up time through our channel, divided by the time through crossbeam's.
     pub(crate) waking: Option<f64>,
 }
 
@@ -99,7 +98,7 @@ impl Report {
         points
     }
 
-    /// At each point that `of` accepts, ours has to be at least `factor` times what `other` says.
+    /// At each point that `of` accepts, our rate must be at least `factor` times `other`.
     fn bound(
         &self,
         table: &mut Table,
@@ -120,7 +119,7 @@ impl Report {
         }
     }
 
-    /// Works out every bound.
+    /// Adds all bounds.
     fn compare(&self, table: &mut Table) {
         use Peer::*;
         let big = |point: Point| point.capacity == 4096;
@@ -211,7 +210,7 @@ impl Report {
         }
     }
 
-    /// All of it.
+    /// All tables.
     pub(crate) fn tables(&self) -> Vec<Table> {
         let mut columns = vec!["publishers x subscribers"];
         columns.extend(Peer::ALL.map(Peer::name));
@@ -296,7 +295,7 @@ impl Report {
 
     /// Bars for each capacity and number of publishers.
     fn pictures(&self, table: &mut Table) {
-        // Rows of the published shapes come last, and belong to the others.
+        // Rows of the published shapes come last, so they are sorted in.
         let mut rows: Vec<&Row> = self.rows.iter().collect();
         rows.sort_by_key(|Row { point: p, .. }| (p.capacity, p.publishers, p.subscribers, p.batch));
         let kind = |row: &Row| (row.point.capacity, row.point.publishers);

@@ -1,8 +1,8 @@
-//! One state behind one lock; any core takes any packet.
+//! One state with one lock; any core takes any packet.
 //!
-//! Under contention batches overtake each other on the way to the lock, so in receive the stack
-//! repeats acknowledgments. The peer of these rows lets that pass, and takes no repeated
-//! acknowledgment for a loss: the rows are better off than they would be with a real peer.
+//! Under contention batches overtake each other on the way to the lock, so the receiving stack
+//! sends duplicate acknowledgments. The peer of these rows ignores them and never retransmits: the
+//! rows do better than they would with a real peer.
 
 use dominoes_netstack::variants::locked::{LockKind, LockedGroup, LockedLayout, Mcs, Mutex};
 
@@ -10,7 +10,7 @@ use crate::drivers::app::App;
 use crate::drivers::{Direction, Row, worker};
 use crate::workload::Workload;
 
-/// Behind a [`std::sync::Mutex`].
+/// With a [`std::sync::Mutex`].
 pub(crate) fn mutex(
     direction: Direction,
     workload: &Workload,
@@ -19,7 +19,7 @@ pub(crate) fn mutex(
     row::<Mutex>("locked-mutex", direction, workload, cores)
 }
 
-/// Behind a queue lock.
+/// With a queue lock.
 pub(crate) fn mcs(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {
     row::<Mcs>("locked-mcs", direction, workload, cores)
 }

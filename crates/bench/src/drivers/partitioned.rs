@@ -1,8 +1,8 @@
-//! A group of one for each core, and connections spread over them by a hash of their flow: plain
-//! partitioning.
+//! One group per core, each with one worker, and connections spread over the groups by a hash of
+//! their flow: plain partitioning.
 //!
-//! The device has one queue, so whoever finds it free takes frames in for all, and hands over what
-//! is not its own. Each group's application runs on the group's core.
+//! The device has one queue, so a worker that finds it free receives frames for all groups, and
+//! hands over the frames of other groups. Each group's application runs on the group's core.
 
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::groups;
@@ -15,7 +15,7 @@ use crate::peer;
 use crate::workload::Workload;
 
 /// Frames that may wait for one group: all that the windows of all connections let the peer send,
-/// since it never sends anything twice.
+/// since it never retransmits.
 pub(super) fn inbox(workload: &Workload) -> usize {
     let windows = workload.connections * workload.ring_bytes as usize;
     (2 * windows / workload.segment_bytes)
@@ -30,7 +30,7 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
     Ok(worker::row("partitioned", groups, app.divide(cores)))
 }
 
-/// So many groups, and the application of all of them.
+/// `count` groups, and one application for all of them.
 pub(crate) fn groups(
     direction: Direction,
     workload: &Workload,

@@ -20,16 +20,17 @@ use crate::workload::Workload;
 pub(super) struct ReplicaDriver {
     inner: WorkerDriver<ReplicatedWorker, App>,
     observed: Option<Account>,
-    /// Its number, and where it reports what it did, if it does.
+    /// Its number, and the log to which it reports its shares, if any.
     #[cfg(feature = "report")]
     shares: Option<(usize, Arc<ShareLog>)>,
-    /// Whether it reports what it did.
+    /// Whether it posts its shares.
     reports: bool,
-    /// Whether one of the two is wanted.
+    /// Whether any observation is on.
     watched: bool,
 }
 
-/// Frames go back to the device by chunks of the log, so there have to be more than fit into two.
+/// Frames go back to the device by chunks of the log, so there must be more frames than two chunks
+/// hold.
 pub(crate) fn can(direction: Direction, workload: &Workload) -> bool {
     let enough = direction == Direction::Send || workload.frames() > 2 * MOST_IN_A_CHUNK;
     enough && super::processes(workload)
@@ -38,12 +39,11 @@ pub(crate) fn can(direction: Direction, workload: &Workload) -> bool {
 /// How long a parked worker sleeps before it checks again.
 const REST: time::Duration = time::Duration::from_micros(200);
 
-/// Requests in a chunk, and segments in each.
+/// Requests in a chunk times segments in each.
 const MOST_IN_A_CHUNK: usize = 16 * 8;
 
-/// The variant on `cores` cores, with as many replicas, arranged by `arrange` beyond the default:
-/// that is where rows that choose primaries otherwise, or let the group choose its replicas,
-/// differ.
+/// The variant on `cores` cores, with as many replicas. `arrange` changes the default layout, for
+/// rows that choose primaries in another way, or let the group choose its replicas.
 pub(crate) fn row(
     name: &'static str,
     direction: Direction,
@@ -58,7 +58,7 @@ pub(crate) fn row(
     Ok(Row::new(name, drivers.collect()))
 }
 
-/// The drivers of such a row, and a handle by which more workers join.
+/// The drivers of such a row, and a handle that lets more workers join.
 pub(super) fn drivers(
     direction: Direction,
     workload: &Workload,
@@ -100,7 +100,7 @@ impl ReplicaDriver {
         &self.inner.worker
     }
 
-    /// As [`Driver::turn`], and tells what it did.
+    /// Like [`Driver::turn`], with reports.
     #[cold]
     fn watched_turn(&mut self, now: Instant) -> usize {
         let done = if self.observed.is_some() {
@@ -122,13 +122,14 @@ impl ReplicaDriver {
     fn plain_turn(&mut self, now: Instant) -> usize {
         let done = self.inner.worker.turn(now);
         if done == 0 && self.inner.worker.is_parked() {
-            // As its thread in a stack does. Who spins takes from the other thread of its core.
+            // As a worker's thread in a stack does. Spinning would take time from the other thread
+            // of its core.
             thread::sleep(REST);
         }
         done + self.inner.app_turn()
     }
 
-    /// With a look at the clock between the steps.
+    /// A turn that reads the clock between the steps.
     fn observed_turn(&mut self, now: Instant) -> usize {
         let worker = &mut self.inner.worker;
         let lag = worker.lag();

@@ -1,4 +1,4 @@
-//! Whose work it was, over time: what each replica of a row was the primary of, sampled by
+//! Shares of the work over time: the bytes for which each replica of a row was primary, sampled by
 //! requests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,20 +10,20 @@ use dominoes_netstack::time::Instant;
 use crate::drivers::Row;
 use crate::drivers::samples::Samples;
 
-/// One look at the shares.
+/// One sample of the shares.
 #[derive(Clone, Debug, serde::Serialize)]
 pub(crate) struct ShareSample {
-    /// Milliseconds since the one before.
+    /// Milliseconds since the previous sample.
     pub(crate) ms: f64,
-    /// Share of each replica since then, in payload bytes.
+    /// Each replica's share of the payload bytes since then.
     pub(crate) share: Vec<f64>,
 }
 
-/// Drivers post what they did; the first one takes the samples.
+/// Collects the counts that drivers post; the first driver takes the samples.
 #[derive(Debug)]
 pub(crate) struct ShareLog {
     every: u64,
-    /// Payload bytes that each driver was primary of.
+    /// Payload bytes for which each driver was primary.
     posted: Box<[CachePadded<AtomicU64>]>,
     last: Mutex<Last>,
     /// The first position at which the next sample is due.
@@ -31,7 +31,7 @@ pub(crate) struct ShareLog {
     samples: Arc<Samples<ShareSample>>,
 }
 
-/// The last look.
+/// The last sample.
 #[derive(Debug, Default)]
 struct Last {
     posted: Vec<u64>,
@@ -49,8 +49,8 @@ impl ShareLog {
         }
     }
 
-    /// `wanted` samples, one every so many requests, of the drivers of `row`, which are told to
-    /// post.
+    /// Takes `wanted` samples of the drivers of `row`, one every `every` requests, and lets the
+    /// drivers post.
     pub(crate) fn of(row: &mut Row, every: u64, wanted: usize) -> Arc<Samples<ShareSample>> {
         let log = Arc::new(ShareLog::new(row.drivers.len(), every, wanted));
         for (id, driver) in row.drivers.iter_mut().enumerate() {
@@ -59,10 +59,10 @@ impl ShareLog {
         Arc::clone(&log.samples)
     }
 
-    /// Driver `id` says what it did so far, and which position it is at.
+    /// Posts the bytes of driver `id` so far, and its position.
     #[inline]
     pub(crate) fn post(&self, id: usize, bytes: u64, position: u64, now: Instant) {
-        // ORDERING: Relaxed all, counters that are right by themselves.
+        // ORDERING: Relaxed everywhere: each counter is correct by itself.
         self.posted[id].store(bytes, Ordering::Relaxed);
         if id == 0 && position >= self.due.load(Ordering::Relaxed) {
             self.due.store(position + self.every, Ordering::Relaxed);
@@ -80,7 +80,7 @@ impl ShareLog {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let since: Vec<u64> = now.iter().zip(&last.posted).map(|(a, b)| a - b).collect();
         let whole: u64 = since.iter().sum();
-        // The first look has nothing before it.
+        // The first sample has no previous one.
         if whole > 0 {
             let share = since.iter().map(|part| *part as f64 / whole as f64);
             self.samples.push(ShareSample {

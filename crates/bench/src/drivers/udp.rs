@@ -1,8 +1,8 @@
-//! UDP: the rows of its experiments.
+//! The rows of the UDP experiments.
 //!
 //! `single` and `replicated` are the stack with one socket; the application reads datagrams in
-//! place, or sends what lies in the ring. `locked` is the same behind one lock. `limit` is the same
-//! copies and checksums with no protocol, as it is for TCP.
+//! place, or sends the bytes in the ring. `locked` is `single` with one lock. `limit` does equal
+//! copies and checksums without a protocol, as it does for TCP.
 
 use core::fmt::Display;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use crate::datagrams::{DatagramDevice, Wire, payload};
 use crate::drivers::app;
 use crate::workload::{Processing, Workload};
 
-/// Datagrams that the application sends before others have a turn.
+/// Datagrams that the application sends in one turn.
 const BURST: usize = 256;
 
-/// One way, one socket, payload that is only moved.
+/// One direction, one socket, and payload that is not processed.
 fn can(direction: Direction, workload: &Workload) -> bool {
     direction != Direction::Both
         && workload.connections == 1
@@ -84,7 +84,7 @@ struct App {
     wrong: u64,
     failed: Option<SocketError>,
     workload: Workload,
-    /// What every datagram should be but for its number, while that is compared.
+    /// The expected bytes of every datagram, except its number, while datagrams are compared.
     expected: Option<Vec<u8>>,
 }
 
@@ -178,7 +178,7 @@ impl Application for App {
 
     fn verify(&mut self, on: bool) {
         self.expected = on.then(|| payload(&self.workload, 0));
-        // What was sent as it lay in the ring has a right checksum and any content.
+        // Bytes sent from the ring without a write have a correct checksum and any content.
         self.wire.verify(on);
     }
 
@@ -195,7 +195,7 @@ impl Application for App {
         pump.datagrams
     }
 
-    /// Nothing may be dropped.
+    /// No datagram may be dropped.
     fn complaints(state: &StateStats) -> Vec<(u64, &'static str)> {
         vec![
             (state.bad_datagrams, "datagrams had a bad checksum"),
@@ -212,10 +212,10 @@ fn setup(direction: Direction, workload: &Workload) -> Result<Setup, String> {
     Ok(setup)
 }
 
-/// Turns the stack until the socket is there and its peer known.
+/// Turns until the socket exists and the stack knows its peer.
 const SETUP_TURNS: u64 = 16;
 
-/// The stack that `make` builds, and the application on it.
+/// The stack that `make` builds, and its application.
 fn stack<W: Worker + 'static, E: Display>(
     direction: Direction,
     workload: &Workload,

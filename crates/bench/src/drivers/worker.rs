@@ -6,11 +6,11 @@ use dominoes_netstack::variants::Worker;
 
 use crate::drivers::{Account, Driver, Row};
 
-/// What runs on the sockets of a stack.
+/// An application on the sockets of a stack.
 pub(crate) trait Application: Send {
     /// Returns whether there was anything to do.
     fn turn(&mut self) -> bool;
-    /// Payload bytes that it has brought to their end so far.
+    /// Payload bytes that it has finished so far.
     fn bytes(&self) -> u64;
     /// As [`Driver::verify`].
     fn verify(&mut self, on: bool);
@@ -22,19 +22,19 @@ pub(crate) trait Application: Send {
     fn out_of_order(&self) -> u64 {
         0
     }
-    /// Says what went wrong so far, if anything did.
+    /// Returns the first error, if any.
     fn check(&self) -> Result<(), String>;
-    /// Segments, or datagrams, that the pump saw.
+    /// Segments or datagrams that the pump received.
     fn seen(pump: &PumpStats) -> u64;
-    /// What must not have happened to the state: how often it did, and what it is.
+    /// Events that must not happen: how many there were, and a description.
     fn complaints(state: &StateStats) -> Vec<(u64, &'static str)>;
 }
 
-/// A worker, and with one of them the application.
+/// A worker; one worker of a row also has the application.
 pub(crate) struct WorkerDriver<W, A> {
     pub(super) worker: W,
     app: Option<A>,
-    /// Adds what only this kind of worker knows to its account.
+    /// Adds the counters of this kind of worker to its account.
     more: fn(&W, &mut Account),
 }
 
@@ -47,7 +47,7 @@ impl<W: Worker, A: Application> WorkerDriver<W, A> {
         }
     }
 
-    /// Whether the application had anything to do.
+    /// Returns whether the application had anything to do.
     #[inline]
     pub(super) fn app_turn(&mut self) -> usize {
         match &mut self.app {
@@ -68,7 +68,7 @@ pub(super) fn row<W: Worker + 'static, A: Application + 'static>(
     Row::new(variant, workers.into_iter().map(driver).collect())
 }
 
-/// The same, whose accounts are completed by `more`.
+/// Like [`row`], with accounts completed by `more`.
 #[cfg(feature = "report")]
 pub(super) fn row_with<W: Worker + 'static, A: Application + 'static>(
     variant: &'static str,
@@ -84,7 +84,7 @@ pub(super) fn row_with<W: Worker + 'static, A: Application + 'static>(
     Row::new(variant, workers.into_iter().map(driver).collect())
 }
 
-/// Says if `worker` found what must not be.
+/// Fails if `worker` has counted an error.
 pub(super) fn check<A: Application>(worker: &impl Worker) -> Result<(), String> {
     let mut wrong = vec![(worker.stats().effects.diverged, "effects found no place")];
     worker.inspect(&mut |replica| wrong.extend(A::complaints(&replica.stats())));

@@ -1,4 +1,4 @@
-//! Payload that is worked on while it passes: found in, deciphered, enciphered.
+//! Payload that is processed in transit: searched, decrypted, encrypted.
 
 use super::Experiment;
 use crate::drivers::Direction;
@@ -15,8 +15,8 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     ..Experiment::NONE
 };
 
-/// What is done with the payload, and what two replicas should then gain over `single`, receiving
-/// and sending.
+/// The processing, and the speed-up over `single` that two replicas should reach, receiving and
+/// sending.
 const CASES: [(Processing, Option<f64>, Option<f64>); 4] = [
     (Processing::None, None, None),
     (Processing::Search, None, None),

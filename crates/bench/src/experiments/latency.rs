@@ -1,4 +1,4 @@
-//! How long a small request takes, and how many connections a second.
+//! The time of a small request, and the number of connections per second.
 
 use std::time::Duration;
 
@@ -32,13 +32,13 @@ pub(super) const CONNECTS: Experiment = Experiment {
 
 /// Requests of a row in one round.
 const ASKED: usize = 2_000;
-/// Share of the time that a thread may wait for its core.
+/// The share of the time that a thread may wait for its core.
 const MAY_WAIT: f64 = 0.02;
 
-/// A server with the readings of all rounds: values of one round each.
+/// A server and its readings, with the values of one round each.
 type Measured = (Server, Vec<Reading<Vec<f64>>>);
 
-/// All servers by turns, so many rounds; `measure` gives the values of one.
+/// Measures all servers in turn for several rounds; `measure` returns the values of one round.
 fn by_turns(
     wanted: &Wanted,
     progress: &mut dyn FnMut(usize, usize),
@@ -64,7 +64,7 @@ fn by_turns(
     Ok(rows.into_iter().map(|row| row.0).zip(readings).collect())
 }
 
-/// Microseconds below which that part of all samples is.
+/// The quantile `part` of the samples, in microseconds.
 fn part(sorted: &[u64], part: f64) -> f64 {
     let at = (sorted.len().saturating_sub(1)) as f64 * part;
     sorted
@@ -72,7 +72,7 @@ fn part(sorted: &[u64], part: f64) -> f64 {
         .map_or(f64::NAN, |ns| *ns as f64 / 1e3)
 }
 
-/// Their median with quartiles in words, and the median.
+/// The median with quartiles as text, and the median.
 fn spread(values: impl Iterator<Item = f64>, digits: usize) -> (String, f64) {
     match Spread::of(values) {
         None => (String::new(), f64::NAN),
@@ -176,8 +176,8 @@ fn connects(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<V
     Ok(tables)
 }
 
-/// The same against a Linux client over a veth pair, ours and Linux's server by turns; a table that
-/// says why if it cannot be done here.
+/// The measurement against a Linux client over a veth pair, with our server and Linux's in turn. A
+/// table with the reason if it cannot run here.
 #[cfg(target_os = "linux")]
 fn over_veth(wanted: &Wanted, is_latency: bool) -> Option<Table> {
     let title = match is_latency {

@@ -1,4 +1,4 @@
-//! Locks around one state, taken for each packet: how many, of which kind, and what is beside them.
+//! Locks around one state, taken for each packet: their number and kind, and the work outside them.
 
 use super::Experiment;
 use crate::drivers::Direction;
@@ -20,12 +20,12 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 
 /// Workers of table 1.
 const MOST: usize = 8;
-/// Pairs of slices that a finding is judged by, at least.
+/// The fewest pairs of slices for a finding.
 const LEAST_PAIRS: usize = 5;
 /// The panel of table 1.
 const ORDER: &str = "misordering, 1 to 8 workers";
 
-/// What the paper found: in words, and what is divided by what.
+/// The paper's findings: a sentence, and the two rows whose ratio is compared.
 const FINDINGS: [(&str, &str, &str); 10] = [
     ("TCP-1 beats TCP-2", "tcp-1-mcs", "tcp-2-mcs"),
     ("TCP-1 beats TCP-6", "tcp-1-mcs", "tcp-6-mcs"),
@@ -59,8 +59,8 @@ const FINDINGS: [(&str, &str, &str); 10] = [
     ),
 ];
 
-/// Whether a finding says something of this direction: the order of what arrives does not matter to
-/// a sender.
+/// Whether a finding applies to this direction: the order of arriving segments does not matter to a
+/// sender.
 fn is_about(direction: Direction, finding: &(&str, &str, &str)) -> bool {
     let is_order = |name: &str| {
         ["in-order", "counted", "tickets"]
@@ -76,7 +76,7 @@ fn most_cores(wanted: &Wanted) -> usize {
 
 fn panels(wanted: &Wanted) -> Vec<Panel> {
     let cores = most_cores(wanted);
-    // Every finding is one of these rows by another.
+    // Every finding is the ratio of two of these rows.
     let any = Wanted {
         variants: Vec::new(),
         ..wanted.clone()
@@ -187,7 +187,7 @@ fn misordering(panel: &PanelResult) -> Table {
     for (workers, (mutex_published, mcs_published)) in published {
         let rows = [find("tcp-1", workers), find("tcp-1-mcs", workers)];
         let shares = rows.map(|row| row.and_then(|row| row.misordered_share));
-        // Workers that share cores misorder as the scheduler does.
+        // Workers that share cores reorder segments as the scheduler does.
         let calm = rows.iter().flatten().filter(|row| !row.all_disturbed);
         if let ([Some(mutex), Some(mcs)], 2) = (shares, calm.count()) {
             sums[0] += mutex;

@@ -1,5 +1,5 @@
-//! Parts that processes of this program play for an experiment: what Valgrind counts and perf
-//! samples, and the ends of connections in network namespaces.
+//! Parts that other processes of this program play in an experiment: the code that Valgrind counts
+//! and perf samples, and the ends of connections in network namespaces.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,13 +8,13 @@ use crate::instructions::functions;
 #[cfg(target_os = "linux")]
 use crate::kernel_echo;
 
-/// Whether the program calls [`play`], so that it can be started again for a part.
+/// Whether the program has called [`play`], so that it can be started again for a part.
 static IS_PLAYED: AtomicBool = AtomicBool::new(false);
 
-/// Plays the part that the arguments of this process name, if they name one. A program that runs
-/// experiments calls this first; otherwise experiments skip what needs a process, and say so.
+/// Plays the part that the arguments of this process name, if any. A program that runs experiments
+/// calls this first; otherwise experiments that need a process are skipped with a message.
 pub fn play() -> Option<ExitCode> {
-    // ORDERING: Relaxed, no other thread is there yet.
+    // ORDERING: Relaxed, since no other thread exists yet.
     IS_PLAYED.store(true, Ordering::Relaxed);
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let part = arguments.first()?;
@@ -30,12 +30,12 @@ pub fn play() -> Option<ExitCode> {
     None
 }
 
-/// Says if this program plays no parts.
+/// Fails if this program plays no parts.
 ///
 /// # Errors
-/// What to run instead.
+/// The command to run instead.
 pub(super) fn can_play() -> Result<(), String> {
-    // ORDERING: Relaxed, it was stored before there was another thread.
+    // ORDERING: Relaxed, since it was stored before another thread existed.
     match IS_PLAYED.load(Ordering::Relaxed) {
         true => Ok(()),
         false => Err("only cargo bench scalability starts processes of its own".to_owned()),

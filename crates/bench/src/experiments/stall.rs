@@ -1,5 +1,5 @@
-//! A replica stands still for 100 ms: what the application gets meanwhile, and how deep the log has
-//! to be.
+//! A replica stalls for 100 ms: the application's throughput meanwhile, and the depth of the log
+//! that this takes.
 
 use std::time::Duration;
 
@@ -23,11 +23,10 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 /// Stalls of each row.
 const STALLS: usize = 12;
 
-/// A slice holds several stalls, so that few of them are cut by its end.
+/// Long enough for several stalls, so that its end cuts few of them.
 const SLICE: Duration = Duration::from_secs(2);
 
-/// Requests that the log holds, unless more were asked for: 100 ms in runs of 8 full segments at 40
-/// Gbit/s.
+/// The least capacity of the log: 100 ms in runs of 8 full segments at 40 Gbit/s.
 const LOG: usize = 1 << 16;
 
 const COLUMNS: [&str; 9] = [
@@ -42,7 +41,7 @@ const COLUMNS: [&str; 9] = [
     "sent again",
 ];
 
-/// One connection on the largest number of cores that was asked for, receiving and sending.
+/// One connection on the largest requested number of cores, receiving and sending.
 fn table(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Table>, String> {
     let workload = Workload {
         log_requests: wanted.base.log_requests.max(LOG),
@@ -59,7 +58,7 @@ fn table(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<
         ),
         ..Bars::default()
     };
-    // By every policy if variants were named, else by the default.
+    // Every policy if variants were named, otherwise the default.
     let names = match wanted.variants.is_empty() {
         true => ["replicated"],
         false => ["replicated*"],

@@ -1,5 +1,5 @@
-//! One direction of one connection: all variants with large segments, then what changes with
-//! timestamps, and with smaller segments.
+//! One direction of one connection: all variants with large segments, then changes by timestamps,
+//! and by smaller segments.
 
 use crate::drivers::Direction;
 use crate::lineup::{Panel, Wanted};
@@ -42,17 +42,17 @@ pub(super) fn sweep(wanted: &Wanted, direction: Direction, targets: Vec<Target>)
     panels
 }
 
-/// What an experiment of one direction asks for: at least so many times as fast as another row.
+/// The targets of one direction: minimum ratios of two replicas to another row.
 pub(super) struct Goals {
-    /// Two replicas as `single`.
+    /// To `single`.
     pub(super) single: f64,
-    /// Two replicas as the better lock, if that is asked for.
+    /// To the better lock, if wanted.
     pub(super) lock: Option<f64>,
-    /// Two replicas as smoltcp, if that is asked for.
+    /// To smoltcp, if wanted.
     pub(super) smoltcp: Option<f64>,
 }
 
-/// The comparisons of one direction; `what` is done.
+/// The comparisons of one direction; `what` names the work.
 pub(super) fn targets(what: &str, goals: &Goals) -> Vec<Target> {
     let (ours, single) = (|| row("replicated", 2), || row("single", 1));
     let limit = |cores| row("limit", cores);

@@ -1,4 +1,4 @@
-//! Clients that are slow, or many: sockets of the kernel, in a process of their own.
+//! Clients that are slow, or many: sockets of the kernel, in a separate process.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -27,11 +27,11 @@ fn connect() -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Holds `count` connections, and reads one byte of each in a second until `ends`. Prints `ready`
+/// Holds `count` connections, and reads one byte of each per second until `ends`. Prints `ready`
 /// when all are open.
 ///
 /// # Errors
-/// A connection cannot be opened.
+/// If a connection cannot be opened.
 pub(crate) fn read_slowly(count: usize, ends: &AtomicBool) -> Outcome<String> {
     let mut streams = Vec::new();
     for _ in 0..count {
@@ -62,7 +62,7 @@ pub(crate) fn read_slowly(count: usize, ends: &AtomicBool) -> Outcome<String> {
     ))
 }
 
-/// Opens `per_second` connections, fetches 100 bytes on each, and reads to the end, until `ends`.
+/// Opens `per_second` connections, and fetches 100 bytes on each to the end, until `ends`.
 pub(crate) fn open_and_close(per_second: u64, ends: &Arc<AtomicBool>) -> Outcome<String> {
     println!("ready");
     let start = Instant::now();

@@ -1,4 +1,4 @@
-//! Processor time: what ours takes while something is measured, and what other processes take.
+//! Processor time of our processes during a measurement, and of other processes.
 
 use std::collections::HashMap;
 use std::fs;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// Milliseconds of a tick (proc(5)).
 const TICK_MS: u64 = 10;
-/// The share of one core that others may take.
+/// The share of one core that other processes may use.
 const SHARE: f64 = 0.1;
 
 /// The parent of the kernel's threads.
@@ -15,17 +15,17 @@ const KERNEL: u32 = 2;
 /// A process: its parent, and the ticks of itself and of its children that ended.
 type Processes = HashMap<u32, (u32, u64)>;
 
-/// What all have used so far.
+/// Processor time of all processes at the beginning.
 pub(crate) struct Watch {
     since: Instant,
     processes: Processes,
 }
 
-/// What they have used since then.
+/// Processor time since then.
 pub(crate) struct Used {
     /// By this process and its descendants.
     pub(crate) own: Duration,
-    /// Whether others used so much that a figure says little.
+    /// Whether other processes used so much that a figure means little.
     pub(crate) is_disturbed: bool,
 }
 
@@ -46,12 +46,12 @@ impl Watch {
             let used = Duration::from_millis(ticks.saturating_sub(before) * TICK_MS);
             match () {
                 () if descends(&now, pid, ours) => own += used,
-                // What threads of the kernel do is done for all.
+                // Threads of the kernel work for all processes.
                 () if descends(&now, pid, KERNEL) => {}
                 () => others += used,
             }
         }
-        // A child of ours that has ended is counted by its parent from then on, as a whole.
+        // From then on, the parent's ticks include the whole of a child of ours that has ended.
         for (pid, (_, ticks)) in &self.processes {
             if !now.contains_key(pid) && descends(&self.processes, *pid, ours) {
                 own = own.saturating_sub(Duration::from_millis(ticks * TICK_MS));
@@ -65,10 +65,10 @@ impl Watch {
     }
 }
 
-/// Whether `pid` is `of` or descends of it.
+/// Whether `pid` is `of` or a descendant.
 fn descends(all: &Processes, pid: u32, of: u32) -> bool {
     let mut at = pid;
-    // No chain of parents is longer than there are processes.
+    // A chain of parents is at most as long as the number of processes.
     for _ in 0..all.len() {
         if at == of {
             return true;

@@ -11,11 +11,10 @@ use crate::instructions::stack::OVER_IPV6;
 use crate::spread::Spread;
 use crate::table::{Bar, Bars, Table};
 
-/// How many more instructions than `single` a group of one replica may cost, as a ratio.
+/// The most instructions of a group of one replica, as a ratio to `single`.
 const GROUP_RATIO: f64 = 1.10;
 
-/// How many more instructions than over IPv4 a segment of a merged run may cost over IPv6, as a
-/// ratio.
+/// The most instructions of a segment of a merged run over IPv6, as a ratio to IPv4.
 const IPV6_RATIO: f64 = 1.03;
 
 /// One count.
@@ -23,28 +22,28 @@ const IPV6_RATIO: f64 = 1.03;
 struct Row {
     /// The case.
     name: String,
-    /// What the count is per.
+    /// The unit of the count.
     unit: &'static str,
     /// Instructions per unit.
     instructions: f64,
-    /// The most that it should be.
+    /// The target: at most this many instructions.
     #[serde(skip_serializing_if = "Option::is_none")]
     target: Option<u64>,
-    /// The ratio to the same on one core without a log.
+    /// The ratio to the count of `single`.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio_to_single: Option<f64>,
-    /// The ratio to the same over IPv4.
+    /// The ratio to the count over IPv4.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio_to_ipv4: Option<f64>,
-    /// What the checked-in file says.
+    /// The count in the checked-in file.
     #[serde(skip_serializing_if = "Option::is_none")]
     accepted: Option<f64>,
-    /// Instructions per unit of parts of it.
+    /// Instructions per unit of some parts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     shares: Vec<(&'static str, f64)>,
 }
 
-/// A table for each kind of case, with what was accepted beside it.
+/// A table for each kind of case, with accepted counts.
 pub fn tables(
     tools: &Tools,
     cases: &[Case],

@@ -9,22 +9,22 @@ pub(crate) use dominoes_bench::namespaces::{CubicAllowed, Namespace, Outcome, Pr
 use super::end::{Done, Task};
 use super::{Frames, KERNEL, PEER, TAP_PEER};
 
-/// How long an end may take beyond what it was asked for.
+/// The longest time that an end may take in addition to its task.
 const TIMEOUT: Duration = Duration::from_secs(40);
 
-/// Two namespaces, joined by a veth pair, with a TAP besides.
+/// Two namespaces, joined by a veth pair, and a TAP.
 pub(crate) struct Fixture {
-    /// Where our end is; the kernel there has an address, too.
+    /// The namespace of our end; its kernel has an address, too.
     pub(crate) ours: Namespace,
-    /// Where the other end is, and the TAP.
+    /// The namespace of the other end, with the TAP.
     pub(crate) peer: Namespace,
 }
 
 impl Fixture {
-    /// Makes it.
+    /// Creates the namespaces and interfaces.
     ///
     /// # Errors
-    /// Something is missing.
+    /// If something is missing.
     pub(crate) fn new() -> Outcome<Fixture> {
         let [ours, peer] = namespaces::pair(["ours", "peer"], [KERNEL, PEER])?;
         peer.ip("tuntap add dev tap0 mode tap")?;
@@ -36,7 +36,7 @@ impl Fixture {
     /// Sets the offloads of all interfaces.
     ///
     /// # Errors
-    /// Those of `ethtool`.
+    /// If `ethtool` fails.
     pub(crate) fn frames(&self, frames: Frames) -> Outcome<()> {
         let on = frames == Frames::Large;
         self.ours.offloads("veth0", on)?;
@@ -45,19 +45,19 @@ impl Fixture {
     }
 }
 
-/// Both ends of one connection: ours, or the kernel in its place, and the other.
+/// The results of both ends of one connection: ours, or the kernel's instead, and the other.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub(crate) struct Both {
-    /// The one that connects.
+    /// The end that connects.
     pub(crate) near: Done,
-    /// The one that listens.
+    /// The end that listens.
     pub(crate) far: Done,
 }
 
 /// Runs one connection.
 ///
 /// # Errors
-/// An end fails, or does not end.
+/// If an end fails, or does not end.
 pub(crate) fn connection(near: (&Namespace, &Task), far: (&Namespace, &Task)) -> Outcome<Both> {
     let patience = TIMEOUT + Duration::from_millis(far.1.millis.iter().sum());
     let start = |(namespace, task): (&Namespace, &Task)| {
@@ -74,7 +74,7 @@ pub(crate) fn connection(near: (&Namespace, &Task), far: (&Namespace, &Task)) ->
     })
 }
 
-/// Where the other end listens.
+/// The address at which the other end listens.
 pub(crate) fn server(address: std::net::Ipv4Addr) -> SocketAddrV4 {
     SocketAddrV4::new(address, super::PORT)
 }

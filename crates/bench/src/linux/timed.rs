@@ -1,4 +1,4 @@
-//! A device that notes how long its calls take: what a pump does that nobody else can do meanwhile.
+//! A device that measures its calls: while a pump makes them, no other worker can use the device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -9,16 +9,16 @@ use dominoes_drivers::{
     TxStats,
 };
 
-/// Nanoseconds so far.
+/// Nanoseconds and counts so far.
 #[derive(Debug, Default)]
 pub(crate) struct Times {
     /// Claiming and releasing frames.
     pub(crate) receiving: AtomicU64,
     /// Sending frames.
     pub(crate) sending: AtomicU64,
-    /// Asleep in the device.
+    /// Sleeping in the device.
     pub(crate) asleep: AtomicU64,
-    /// Frames that came and went.
+    /// Frames received and sent.
     pub(crate) frames: [AtomicU64; 2],
     /// Calls that claimed something, and calls that sent something.
     pub(crate) calls: [AtomicU64; 2],
@@ -31,7 +31,7 @@ pub(crate) struct Timed<D> {
 }
 
 impl<D> Timed<D> {
-    /// The device, and where the times will be.
+    /// The device, and its times.
     pub(crate) fn new(device: D) -> (Self, Arc<Times>) {
         let times = Arc::<Times>::default();
         let kept = Arc::clone(&times);
@@ -62,11 +62,11 @@ struct TimedHalf<H> {
     times: Arc<Times>,
 }
 
-/// Runs `work` and adds the time it takes.
+/// Runs `work` and adds its time to `to`.
 fn time<T>(to: &AtomicU64, work: impl FnOnce() -> T) -> T {
     let begin = Instant::now();
     let done = work();
-    // ORDERING: Relaxed here and below, counts for people.
+    // ORDERING: Relaxed here and below: the counts are only printed.
     to.fetch_add(begin.elapsed().as_nanos() as u64, Relaxed);
     done
 }

@@ -1,4 +1,4 @@
-//! A bad wire between two TAP interfaces, in a process of its own.
+//! A bad wire between two TAP interfaces, in a separate process.
 
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -13,41 +13,41 @@ use serde::{Deserialize, Serialize};
 use super::fixture::{Namespace, Outcome, Process};
 use super::{KERNEL, PEER};
 
-/// What the wire is like, each way.
+/// The properties of the wire, equal in both directions.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Wire {
-    /// Frames lost, in a million.
+    /// Lost frames per million.
     pub(crate) loss_ppm: u32,
-    /// Microseconds one way.
+    /// Microseconds of delay in each direction.
     pub(crate) delay_us: u64,
     /// Bits per second.
     pub(crate) rate: u64,
     /// Bytes that may wait for the rate.
     pub(crate) queue: u64,
-    /// Of what is lost.
+    /// The seed of losses.
     pub(crate) seed: u64,
 }
 
-/// What happened on the wire, each way: frames that came, were lost, and found the queue full.
+/// Counts of frames in each direction.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct WireReport {
-    /// Offered, lost, overflowed: from left to right.
+    /// Frames from left to right: offered, lost, and dropped by a full queue.
     pub(crate) there: [u64; 3],
-    /// From right to left.
+    /// Frames from right to left.
     pub(crate) back: [u64; 3],
 }
 
-/// Is the wire of the JSON text until standard input ends, and prints what happened.
+/// Runs the wire that the JSON text describes until standard input ends, and prints its counts.
 ///
 /// # Errors
-/// Whatever goes wrong.
+/// If anything fails.
 pub(crate) fn run(wire: &str) -> Outcome<()> {
     let wire: Wire = serde_json::from_str(wire)?;
     let config = LinkConfig::default()
         .faults(Faults::new(wire.seed).loss(wire.loss_ppm))
         .delay(Duration::from_micros(wire.delay_us))
         .rate(wire.rate, wire.queue);
-    // Without offloads every segment is a frame of its own, with a fate of its own.
+    // Without offloads every segment is a separate frame, which can be lost alone.
     let open = |name: &str| Tap::options().offloads(false).open(name);
     let (left, right) = (open("left0")?, open("right0")?);
     println!("ready");
@@ -65,23 +65,23 @@ pub(crate) fn run(wire: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// A wire under way: a kernel at each end, and room for our stack beside the left one.
+/// A running wire: a kernel at each end, and room for our stack at the left end.
 pub(crate) struct RunningWire {
     process: Process,
 }
 
 impl RunningWire {
-    /// Lays it from `left` to `right`; the interfaces are called `left0` and `right0`.
+    /// Connects `left` and `right`; the interfaces are named `left0` and `right0`.
     ///
     /// # Errors
-    /// Something is missing.
+    /// If something is missing.
     pub(crate) fn new(
         wire: &Wire,
         between: &Namespace,
         left: &Namespace,
         right: &Namespace,
     ) -> Outcome<RunningWire> {
-        // A wire does not wait for a core.
+        // The wire has priority, so that it does not wait for a core.
         let arguments = ["--wire", &serde_json::to_string(wire)?];
         let process = Process::start_first(between, &arguments)?;
         process.line(Duration::from_secs(5))?;
@@ -93,10 +93,10 @@ impl RunningWire {
         Ok(RunningWire { process })
     }
 
-    /// Takes it up again.
+    /// Ends the wire and returns its counts.
     ///
     /// # Errors
-    /// It had ended by itself.
+    /// If it had ended by itself.
     pub(crate) fn end(mut self) -> Outcome<WireReport> {
         drop(self.process.input());
         Ok(serde_json::from_str(

@@ -1,4 +1,4 @@
-//! The ring on one thread: calls that `micro` times and `instructions` counts; and timers.
+//! The ring on one thread, with calls that `micro` times and `instructions` counts; and timers.
 
 pub mod timers;
 
@@ -7,20 +7,20 @@ use dominoes::{Log, Publisher, Subscription, Wait, channel};
 /// Entries that may wait for the slowest subscription.
 pub const CAPACITY: usize = 4096;
 
-/// What goes through: a cache line, as in the bench `channel`.
+/// The type of entries: a cache line, as in the bench `channel`.
 pub type Message = [u64; 8];
 
-/// Who publishes beside the publisher that is measured.
+/// Publishers other than the measured one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Others {
-    /// Nobody: no locked instruction is needed.
+    /// None, so no locked instruction is needed.
     None,
-    /// One that is quiet, but might publish at any time.
+    /// One that is quiet, but could publish at any time.
     Quiet,
 }
 
 impl Others {
-    /// For the name of a measurement.
+    /// A part of a measurement's name.
     pub fn name(self) -> &'static str {
         match self {
             Others::None => "solo",
@@ -33,7 +33,7 @@ impl Others {
 pub struct Ring<W: Wait> {
     /// The publisher that is measured.
     pub publisher: Publisher<Message, W>,
-    /// All of them, at one position.
+    /// All subscriptions, at one position.
     pub subscriptions: Vec<Subscription<Message, W>>,
     /// The channel.
     pub log: Log<Message, W>,
@@ -42,7 +42,7 @@ pub struct Ring<W: Wait> {
 }
 
 impl<W: Wait> Ring<W> {
-    /// `batch` entries a call.
+    /// Creates a ring with `batch` entries per call.
     pub fn new(others: Others, subscribers: usize, batch: usize) -> Self {
         let (publisher, log) = channel(CAPACITY);
         let mut subscriptions = Vec::with_capacity(subscribers);
@@ -60,7 +60,7 @@ impl<W: Wait> Ring<W> {
         }
     }
 
-    /// One call that publishes: by value if it is one entry, else a slice. There must be room.
+    /// Publishes once: one entry by value, several as a slice. There must be room.
     #[inline]
     pub fn publish(&mut self) {
         let published = match *self.batch.as_slice() {
@@ -70,7 +70,7 @@ impl<W: Wait> Ring<W> {
         assert!(published, "nobody closes the channel");
     }
 
-    /// Every subscription takes one batch and looks at each entry. Returns how many that were.
+    /// Every subscription reads one batch. Returns the number of entries.
     #[inline]
     pub fn read(&mut self) -> u64 {
         let mut seen = 0;

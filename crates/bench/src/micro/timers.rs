@@ -1,4 +1,4 @@
-//! Timers in a wheel, a heap and a map, which `micro` times.
+//! Timers in a wheel, a heap and a map, which `micro` measures.
 
 use dominoes::{TimerId, Wheel};
 use dominoes_testkit::Rng;
@@ -8,19 +8,19 @@ use std::collections::{BTreeMap, BinaryHeap, HashSet};
 /// Deadlines are up to this many ticks ahead: two minutes of milliseconds.
 pub const AHEAD: u64 = 120_000;
 
-/// Keeps timers.
+/// A collection of timers.
 pub trait Timers {
-    /// What they are kept in.
+    /// The name of the data structure.
     const NAME: &'static str;
     /// A running timer.
     type Id: Copy;
-    /// Without a timer.
+    /// A collection without timers.
     fn empty() -> Self;
     /// Starts a timer.
     fn start(&mut self, deadline: u64, value: u64) -> Self::Id;
     /// Cancels a timer, if it still runs.
     fn cancel(&mut self, id: Self::Id);
-    /// Fires what is due, in order of deadline, then of start.
+    /// Fires the due timers, in order of deadline, then of start.
     fn advance(&mut self, now: u64, fire: impl FnMut(u64, u64));
 }
 
@@ -41,7 +41,7 @@ impl Timers for Wheel<u64> {
     }
 }
 
-/// A binary heap that keeps cancelled timers until they are due: the usual way.
+/// A binary heap that keeps cancelled timers until they are due, as is common.
 #[derive(Default)]
 pub struct Heap {
     heap: BinaryHeap<Reverse<(u64, u64, u64)>>,
@@ -77,7 +77,7 @@ impl Timers for Heap {
     }
 }
 
-/// A map that is sorted by deadline.
+/// A map sorted by deadline.
 #[derive(Default)]
 pub struct Map {
     map: BTreeMap<(u64, u64), u64>,
@@ -106,7 +106,7 @@ impl Timers for Map {
     }
 }
 
-/// Timers of which so many run, and the running ones.
+/// A collection with `running` timers, and their ids.
 pub fn filled<T: Timers>(running: usize, random: &mut Rng) -> (T, Vec<T::Id>) {
     let mut timers = T::empty();
     let start = |n: usize| timers.start(1 + random.below(AHEAD), n as u64);
@@ -118,7 +118,7 @@ pub fn filled<T: Timers>(running: usize, random: &mut Rng) -> (T, Vec<T::Id>) {
 mod tests {
     use super::*;
 
-    /// What fires at random starts, cancels and steps of time.
+    /// The timers that fire after random starts, cancels and steps of time.
     fn fired<T: Timers>(seed: u64) -> Vec<(u64, u64)> {
         let mut random = Rng::new(seed);
         let (mut timers, mut ids) = filled::<T>(1000, &mut random);

@@ -1,8 +1,8 @@
-//! The figures themselves, a list for each experiment.
+//! The published figures, one list for each experiment.
 
 use super::{Check, Figure, KIM_PAI, KIM_SUNG, MACKERRAS, NAHUM, PERCENT, SIZEMORE};
 
-/// Two cores are all that most machines here have, and the papers end at eight or sixteen.
+/// Most machines here have only two cores; the papers end at eight or sixteen.
 const TWO_CORES: &str = "measured on two cores, so nothing is said of more of them";
 
 /// Receiving over one TCP connection.
@@ -199,7 +199,7 @@ pub const CHECKSUM: &[Figure] = &[
     .differs("segments of at most 1448 bytes"),
 ];
 
-/// Who is primary how often.
+/// How often each replica is primary.
 pub const LOAD_SHARE: &[Figure] = &[Figure::new(
     SIZEMORE,
     "figure 6.1",
@@ -232,7 +232,7 @@ pub const CONNECTIONS: &[Figure] = &[Figure::new(
 ])
 .differs("one lock of ours is around all connections; a lock for each is what partitioned has")];
 
-/// Payload apart from acknowledgments.
+/// Payload separate from acknowledgments.
 pub const SPECIALIZED: &[Figure] = &[Figure::new(
     SIZEMORE,
     "figure 5.9",
@@ -257,7 +257,7 @@ pub const SPECIALIZED: &[Figure] = &[Figure::new(
     "acknowledgments are one frame for a run of up to 60 segments, so there is little to divide",
 )];
 
-/// Payload that is worked on in line.
+/// Payload that is processed inline.
 pub const INLINE: &[Figure] = &[
     Figure::new(
         SIZEMORE,
@@ -390,8 +390,8 @@ pub const NIC: &[Figure] = &[
     .differs("on threads, where host, far end and both processors share the cores there are"),
 ];
 
-/// Shares of the handlers in the time of one processor in percent, from and to, by event (figure
-/// 5): 64-byte frames both ways.
+/// Percent of one processor's time that each handler takes, as a range by event (figure 5): 64-byte
+/// frames both ways.
 pub const NIC_EVENTS: [(f64, f64); 9] = [
     (4.0, 6.0),
     (14.0, 14.0),
@@ -463,8 +463,8 @@ pub const PIPELINE: &[Figure] = &[
     .differs("follows from the frames of a message, 16"),
 ];
 
-/// Percent of segments that were out of order at TCP, in receive of 4 KB packets with checksums, by
-/// 1 to 8 processors, at mutexes and at MCS locks: table 1 of Nahum et al.
+/// Percent of segments out of order at TCP, receiving 4 KB packets with checksums, on 1 to 8
+/// processors, with mutexes and with MCS locks: table 1 of Nahum et al.
 pub const MISORDERED: [(u32, u32); 8] = [
     (0, 0),
     (2, 2),
@@ -476,7 +476,7 @@ pub const MISORDERED: [(u32, u32); 8] = [
     (54, 18),
 ];
 
-/// Locks around the state, and what is beside them.
+/// Locks around the state, and work outside them.
 pub const LOCKS: &[Figure] = &[
     Figure::new(
         NAHUM,

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// Nanoseconds of a step: what it takes by itself, and for each segment.
+/// Nanoseconds of a step: a fixed part, and a part for each segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Linear {
     pub(crate) fixed: f64,
@@ -10,17 +10,17 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
-    /// Nanoseconds of a step with so many segments.
+    /// Nanoseconds of a step with this many segments.
     pub(crate) fn of(self, segments: f64) -> f64 {
         self.fixed + self.each * segments
     }
 
-    /// Proportional to the segments.
+    /// A time proportional to the segments.
     pub(crate) fn each(each: f64) -> Linear {
         Linear { fixed: 0.0, each }
     }
 
-    /// Without what is in `other`; neither part is less than nothing.
+    /// The difference to `other`; neither part is negative.
     pub(crate) fn less(self, other: Linear) -> Linear {
         Linear {
             fixed: (self.fixed - other.fixed).max(0.0),
@@ -28,7 +28,7 @@ impl Linear {
         }
     }
 
-    /// Both, one after the other.
+    /// The sum of both.
     pub(crate) fn and(self, other: Linear) -> Linear {
         Linear {
             fixed: self.fixed + other.fixed,
@@ -36,7 +36,7 @@ impl Linear {
         }
     }
 
-    /// Through two measured points; neither part is less than nothing.
+    /// The line through two measured points; neither part is negative.
     pub(crate) fn through(few: (f64, f64), many: (f64, f64)) -> Linear {
         let apart = many.0 - few.0;
         if apart < 1.0 {
@@ -59,10 +59,10 @@ mod tests {
         let line = Linear::through((32.0, 132.0), (128.0, 228.0));
         assert_eq!((line.fixed, line.each), (100.0, 1.0));
         assert_eq!(line.of(64.0), 164.0);
-        // What costs more with fewer segments is all fixed.
+        // A cost that falls with more segments is all fixed.
         let flat = Linear::through((32.0, 300.0), (128.0, 228.0));
         assert_eq!((flat.fixed, flat.each), (228.0, 0.0));
-        // What is cheaper than proportional has no fixed part.
+        // A cost that grows faster than the segments has no fixed part.
         let steep = Linear::through((32.0, 10.0), (128.0, 256.0));
         assert_eq!((steep.fixed, steep.each), (0.0, 2.0));
         assert_eq!(Linear::through((8.0, 16.0), (8.0, 16.0)), Linear::each(2.0));

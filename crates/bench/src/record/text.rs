@@ -5,7 +5,7 @@ use crate::ratio::label;
 use crate::table::{Bar, Bars, Table};
 use crate::workload::Workload;
 
-/// As a bench prints it.
+/// The text that a bench prints.
 impl core::fmt::Display for ExperimentResult {
     fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         writeln!(out, "== {}: {}", self.experiment, self.about)?;
@@ -20,7 +20,7 @@ impl core::fmt::Display for ExperimentResult {
 }
 
 impl ExperimentResult {
-    /// What failed, and what the tables say of published figures.
+    /// Failures, and the comparison of the tables with published figures.
     pub(crate) fn verdicts(&self) -> String {
         let failures = self.failures.iter();
         let mut out: String = failures.map(|why| format!("FAILED: {why}\n")).collect();
@@ -75,7 +75,7 @@ impl PanelResult {
         table
     }
 
-    /// How it was measured.
+    /// The conditions of the measurement.
     fn course(&self) -> String {
         let cores = self.thread_cores.iter();
         let cores: Vec<String> = cores
@@ -122,7 +122,7 @@ impl PanelResult {
         measure("Gbit/s", row.gbit_per_s.median);
         speedup.into_iter().for_each(|s| measure("speed-up", s));
         let waits = &row.lock_wait_share;
-        // Without a lock this is no number, and no measure.
+        // NaN without a lock, which adds no measure.
         measure(
             "waits",
             100.0 * waits.iter().sum::<f64>() / waits.len() as f64,
@@ -156,7 +156,7 @@ impl PanelResult {
 }
 
 impl ResultRow {
-    /// What one more slice told.
+    /// Figures from an additional slice, which is observed in detail.
     fn details(&self) -> Vec<String> {
         let mut seen = Vec::new();
         match self.disturbed_samples {
@@ -213,7 +213,7 @@ impl ResultRow {
     }
 }
 
-/// What rows have in common, in words.
+/// The conditions that all rows share, as text.
 pub(crate) fn conditions(w: &Workload) -> String {
     let on = |on: bool| if on { "on" } else { "off" };
     let pool = if w.pool_bytes >= 1 << 20 {
@@ -248,12 +248,12 @@ fn percent(shares: &[f64]) -> String {
     list(shares, |share| format!("{:.0}", share * 100.0)) + " %"
 }
 
-/// A time for people; `?` if it is not known.
+/// A time as text; `?` if it is not known.
 pub(crate) fn nanoseconds(ns: Option<f64>) -> String {
     known(ns.unwrap_or(f64::NAN), 0)
 }
 
-/// A number with so many digits behind the point; `?` if it is not known.
+/// A number with this many decimal places; `?` if it is not known.
 pub(crate) fn known(value: f64, digits: usize) -> String {
     match value.is_nan() {
         true => "?".to_owned(),

@@ -19,8 +19,8 @@ fn mix(x: u64) -> u64 {
     x ^ (x >> 32)
 }
 
-/// The sequential part: updates words of the state, which depend on the request alone. So the state
-/// after all requests is the same in whatever order they came.
+/// The sequential part: updates words of the state, which depend on the request alone. So the final
+/// state does not depend on the order of requests.
 #[inline(never)]
 pub(crate) fn sequential(request: u64, steps: u32, mut update: impl FnMut(usize, u64)) {
     let mut x = request;
@@ -30,7 +30,7 @@ pub(crate) fn sequential(request: u64, steps: u32, mut update: impl FnMut(usize,
     }
 }
 
-/// The parallelizable part: reads private memory and returns what it found.
+/// The parallelizable part: reads private memory and returns a result.
 #[inline(never)]
 pub(crate) fn parallel(request: u64, steps: u32, table: &[u64; WORDS]) -> u64 {
     let mut x = request;
@@ -40,7 +40,7 @@ pub(crate) fn parallel(request: u64, steps: u32, table: &[u64; WORDS]) -> u64 {
     x
 }
 
-/// Private memory for [`parallel`], the same in every thread.
+/// Private memory for [`parallel`], equal in every thread.
 pub(crate) fn table() -> Box<[u64; WORDS]> {
     let mut x = 0x9e37_79b9_7f4a_7c15;
     Box::new(std::array::from_fn(|_| {
@@ -49,33 +49,33 @@ pub(crate) fn table() -> Box<[u64; WORDS]> {
     }))
 }
 
-/// Request number `n`; the seed makes other requests.
+/// Request number `n`; another seed gives other requests.
 #[inline]
 pub(crate) fn request(seed: u64, n: u64) -> u64 {
     mix(n.wrapping_add(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)) | 1 << 63)
 }
 
-/// How much work a request is.
+/// The amount of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Work {
-    /// Steps of [`sequential`].
+    /// Steps of [`sequential`] per request.
     pub(crate) sequential: u32,
-    /// Steps of [`parallel`].
+    /// Steps of [`parallel`] per request.
     pub(crate) parallel: u32,
     /// Requests.
     pub(crate) requests: u64,
-    /// Makes the requests.
+    /// The seed of the requests.
     pub(crate) seed: u64,
 }
 
-/// What must come out: the state, and the sum of what the parallel parts found.
+/// The expected result: the state, and the sum of the results of [`parallel`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) state: Vec<u64>,
     pub(crate) sum: u64,
 }
 
-/// One thread, a loop, nothing else.
+/// Runs the requests in a loop on one thread.
 pub(crate) fn plain(work: Work) -> Outcome {
     let table = table();
     let (mut state, mut sum) = (vec![0u64; WORDS], 0u64);

@@ -1,4 +1,4 @@
-//! What the report shows of it.
+//! The tables of the synthetic workload.
 
 use super::strategies::Strategy;
 use dominoes_bench::rounds::{self, Reading};
@@ -6,19 +6,19 @@ use dominoes_bench::spread::Spread;
 use dominoes_bench::table::{Bound, Limit, Lines, Table};
 use serde::Serialize;
 
-/// One strategy at one ratio on so many threads.
+/// One strategy at one ratio on `threads` threads.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Row {
     pub(crate) ratio: (u32, u32),
     pub(crate) strategy: Strategy,
     pub(crate) threads: usize,
-    /// By round; calm if no thread had to wait for its core.
+    /// For each round; calm if no thread had to wait for its core.
     pub(crate) requests_per_second: Vec<Reading<f64>>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Report {
-    /// Of the machine.
+    /// Cores of the machine.
     pub(crate) cores: usize,
     pub(crate) seed: u64,
     pub(crate) sequential_ns: f64,
@@ -26,9 +26,9 @@ pub(crate) struct Report {
     pub(crate) rows: Vec<Row>,
 }
 
-/// What replication can reach: P / (1 + L (P - 1)), L being the sequential part of the whole
-/// (Sizemore 2011, section 3.1.3), on as many threads as there are cores; beyond, redundant work
-/// takes the place of useful work.
+/// The limit of replication: P / (1 + L (P - 1)), with L the sequential part of the whole (Sizemore
+/// 2011, section 3.1.3), for up to as many threads as cores; with more threads, redundant work
+/// replaces useful work.
 fn model((parallel, sequential): (u32, u32), threads: usize, cores: usize) -> f64 {
     let l = f64::from(sequential) / f64::from(parallel + sequential);
     let (p, c) = (threads as f64, threads.min(cores) as f64);
@@ -42,9 +42,9 @@ impl Report {
         self.rows.iter().find(wanted)
     }
 
-    /// Rate over that of the same strategy on one thread, round by round, without the rounds in
-    /// which either was disturbed; and how many these are. If there are no others, of all rounds
-    /// and `None`.
+    /// The rate divided by the rate of this strategy on one thread, round by round, without rounds
+    /// in which either was disturbed, and the number of these. If all rounds were disturbed, the
+    /// quotients of all rounds and `None`.
     fn speedups(&self, row: &Row) -> Option<(Spread, Option<usize>)> {
         let one = self.row(row.ratio, row.strategy, 1)?;
         let all = rounds::over(&row.requests_per_second, &one.requests_per_second);
@@ -63,7 +63,7 @@ impl Report {
         all
     }
 
-    /// Speed-up of replication at 10:1 on two threads, which is to be at least 1.7.
+    /// Speed-up of replication at 10:1 on two threads, with a target of at least 1.7.
     fn bound(&self) -> Option<Bound> {
         let row = self.row((10, 1), Strategy::Replication, 2)?;
         let (speedup, left_out) = self.speedups(row)?;

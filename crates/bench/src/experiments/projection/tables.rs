@@ -9,7 +9,7 @@ use crate::projection::{
 use crate::spread::Spread;
 use crate::table::{Lines, Table};
 
-/// What runs by hand count, and what the model has instead.
+/// Counts of runs by hand, and the model's assumptions.
 pub(super) fn counted(case: &Case, counts: &[Count]) -> Table {
     let mut table = Table::new(
         format!("{}: counted by hand, workers in turn", case.name),
@@ -34,7 +34,7 @@ pub(super) fn counted(case: &Case, counts: &[Count]) -> Table {
     table
 }
 
-/// What one worker takes for each step.
+/// The cost of each step with one worker.
 pub(super) fn measured_costs(cases: &[Case]) -> Table {
     let mut table = Table::new(
         "ns, measured with one worker: a segment + a step by itself",
@@ -95,7 +95,7 @@ pub(super) fn measured_costs(cases: &[Case]) -> Table {
     table
 }
 
-/// Each measured row beside what the model says of it.
+/// Each measured row with the model's prediction.
 pub(super) fn checked(cases: &[Case]) -> Table {
     let mut table = Table::new(
         "the model against the rows of this run, ns a segment",
@@ -133,7 +133,7 @@ pub(super) fn checked(cases: &[Case]) -> Table {
     table
 }
 
-/// Words for an error.
+/// An error as text.
 fn beside(error: Option<f64>) -> String {
     error.map_or_else(
         || "not checked".to_owned(),
@@ -196,7 +196,7 @@ pub(super) fn table(case: &Case) -> Table {
     table
 }
 
-/// Where a row stops, and by what.
+/// Where a row stops scaling, and the cause.
 fn stop(kind: Kind, projections: &[Projected], single: f64, case: &Case) -> String {
     let place = stops_at(projections);
     let at = place.unwrap_or(projections.len() - 1);
@@ -206,7 +206,7 @@ fn stop(kind: Kind, projections: &[Projected], single: f64, case: &Case) -> Stri
         .fold(f64::INFINITY, f64::min);
     let times = single / best;
     let error = beside(case.error(kind));
-    // What is nearest where more workers do not help.
+    // The tightest bound where more workers do not help.
     let beyond = &projections[(at + 1).min(projections.len() - 1)];
     let cause = beyond.bounds.first().map_or_else(
         || "nothing in particular".to_owned(),
@@ -232,7 +232,8 @@ fn stop(kind: Kind, projections: &[Projected], single: f64, case: &Case) -> Stri
     )
 }
 
-/// `replicated` by how long a line takes, by memory domains, and by who writes headers.
+/// `replicated` by the time of a cache-line transfer, by memory domains, and by the core that
+/// writes headers.
 pub(super) fn sensitivity(case: &Case) -> Table {
     let columns = [
         "ns a line",
