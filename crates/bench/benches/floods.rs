@@ -372,8 +372,8 @@ mod run {
         Ok([requests, bytes, requests * options.seconds as f64 / used])
     }
 
-    /// One turn of a scenario: the rates during it, what the server says at its end, and what
-    /// happened.
+    /// One turn of a scenario: the rates during it, the server's final output, and the
+    /// disturbances.
     fn disturb_once(
         options: &Options,
         scenario: Scenario,

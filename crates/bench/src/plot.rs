@@ -15,7 +15,7 @@ const NAME: f64 = 13.0;
 const NOTE: f64 = 12.0;
 /// Pixels of a bar with its gap.
 const BAR: f64 = 24.0;
-/// The colour of each variant, the same in every picture.
+/// The colour of each variant in every picture.
 const COLOURS: &[(&str, &str)] = &[
     ("limit", "#9a9a9a"),
     ("single", "#4678b4"),

@@ -15,9 +15,9 @@ use crate::paper::{self, Figure};
 /// A bench target of this package.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Its name, that of its file in `benches`.
+    /// Its name, which is also the name of its file in `benches`.
     pub name: &'static str,
-    /// What it measures.
+    /// The subject of its measurements.
     pub about: &'static str,
     /// How long it takes in full.
     pub takes: &'static str,

@@ -119,7 +119,7 @@ impl Check {
     }
 }
 
-/// Spins for a moment, then yields: the same for every peer that waits by hand.
+/// Spins for a moment, then yields. Used for every peer that waits by hand.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff(u32);
 
@@ -272,8 +272,8 @@ pub(crate) fn drive<X: Tx, R: Rx>(
                     number: 0,
                 };
                 start.wait();
-                // Each publisher looks at the clock itself, every 64 messages: a thread that told
-                // them to stop would need a core.
+                // Each publisher reads the clock itself, every 64 messages: a thread that stops
+                // them would need a core.
                 let begin = Instant::now();
                 while begin.elapsed() < window {
                     if point.batch == 1 {

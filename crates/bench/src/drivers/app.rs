@@ -381,7 +381,7 @@ pub(super) struct Expected {
 
 impl Expected {
     pub(super) fn of(workload: &Workload) -> Expected {
-        // If there is no such processor, the peer has said so.
+        // An unknown processor has already failed in the peer.
         match Units::of(workload).unwrap_or_default() {
             Some(units) => Expected {
                 payload: units.text,

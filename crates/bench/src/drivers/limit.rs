@@ -95,7 +95,8 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
     Ok(on_each("limit", cores, SendDriver::new(shared)))
 }
 
-/// The same for datagrams, which have no numbers and are verified before they are copied.
+/// Like the limit of segments, for datagrams, which have no numbers and are verified before they
+/// are copied.
 #[cfg(feature = "report")]
 pub(crate) fn datagrams(
     direction: Direction,

@@ -114,7 +114,7 @@ pub(crate) trait Driver: Send {
     fn check(&self) -> Result<(), String>;
 }
 
-/// The account of one driver. That of a slice excludes everything before the slice.
+/// The account of one driver. The account of a slice excludes everything before the slice.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "report", derive(serde::Serialize))]
 pub struct Account {

@@ -50,7 +50,7 @@ const ENOUGH: usize = 4096;
 /// but no longer than this.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Drives a stack and its application for so long. Returns how many segments it moved.
+/// Drives a stack and its application for this time. Returns the number of segments it moved.
 fn drive(
     app: &mut App,
     (segment, pool): (usize, u64),

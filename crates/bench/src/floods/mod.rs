@@ -2,8 +2,8 @@
 //! a server.
 //!
 //! [`frames`] makes the frames, [`inject`] sends them, [`clients`] are slow or many, [`server`] is
-//! what is loaded, [`fixture`] is the link between them, and [`processor`] is what
-//! all of that takes of the machine.
+//! under load, [`fixture`] is the link between them, and [`processor`] measures their use of the
+//! machine.
 
 pub(crate) mod clients;
 pub(crate) mod fixture;

@@ -51,7 +51,7 @@ impl Watch {
                 () => others += used,
             }
         }
-        // From then on, the parent's ticks include the whole of a child of ours that has ended.
+        // The parent's ticks include the whole of a child of ours that has ended.
         for (pid, (_, ticks)) in &self.processes {
             if !now.contains_key(pid) && descends(&self.processes, *pid, ours) {
                 own = own.saturating_sub(Duration::from_millis(ticks * TICK_MS));

@@ -255,7 +255,7 @@ pub fn cases() -> Vec<Case> {
                 .partly_within("::counted_post", 1.0 / FINGERPRINT_EVERY)
                 .key(),
         );
-        // Numbering is what a write causes.
+        // A write causes a numbering.
         let case = Case::new(
             format!("apply/write of 32/{words}"),
             "segment",

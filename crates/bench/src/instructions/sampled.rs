@@ -122,7 +122,7 @@ fn output(command: &mut Command, input: &str) -> Result<String, String> {
     let done = thread::scope(|scope| {
         let stdin = child.stdin.take();
         scope.spawn(move || {
-            // A command that does not read all of it reports below what is wrong.
+            // A command that does not read all input reports the error below.
             stdin.map(|mut stdin| stdin.write_all(input.as_bytes()))
         });
         child.wait_with_output()

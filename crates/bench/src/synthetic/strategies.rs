@@ -38,8 +38,8 @@ dominoes_bench::named! {
 }
 
 impl Strategy {
-    /// Runs all requests on so many threads; returns how that went and what came out of each copy
-    /// of the state.
+    /// Runs all requests on some threads. Returns the slice, and the outcome of each copy of the
+    /// state.
     pub(crate) fn run(self, work: Work, on: On) -> (Slice, Vec<Outcome>) {
         match self {
             Strategy::CoarseLock => locked(work, on, true),
@@ -177,7 +177,7 @@ fn atomics(work: Work, on: On) -> (Slice, Vec<Outcome>) {
     (took, vec![Outcome { state, sum }])
 }
 
-/// Puts requests into the log: whoever finds nothing to read does it, a few at a time.
+/// Puts requests into the log. A thread that finds nothing to read does it, a few at a time.
 struct Source {
     publisher: Publisher<u64, SpinYield>,
     next: u64,
