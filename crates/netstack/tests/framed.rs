@@ -521,15 +521,33 @@ fn streams_that_cannot_be_framed_are_refused() {
     }
 }
 
-/// Stops halfway through sealing one unit until the test releases it.
+/// Stops halfway through sealing the unit at `offset` until the test releases it.
 #[derive(Debug, Default)]
 struct Halts {
+    offset: u64,
     /// Whether it has stopped, and whether it may continue.
     state: Mutex<[bool; 2]>,
     changed: Condvar,
 }
 
-const HALTS_IN: u64 = 3 * 4096;
+impl Halts {
+    fn at(offset: usize) -> Arc<Halts> {
+        Arc::new(Halts {
+            offset: offset as u64,
+            ..Halts::default()
+        })
+    }
+
+    fn wait_until_stopped(&self) {
+        let state = self.state.lock().unwrap();
+        drop(self.changed.wait_while(state, |state| !state[0]));
+    }
+
+    fn release(&self) {
+        self.state.lock().unwrap()[1] = true;
+        self.changed.notify_all();
+    }
+}
 
 impl UnitProcessor for Halts {
     fn max_payload(&self) -> usize {
@@ -547,7 +565,7 @@ impl UnitProcessor for Halts {
 
     fn send(&self, offset: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
         unit[..100].copy_from_slice(&payload[..100]);
-        if offset == HALTS_IN {
+        if offset == self.offset {
             let mut state = self.state.lock().unwrap();
             state[0] = true;
             self.changed.notify_all();
@@ -563,10 +581,10 @@ impl UnitProcessor for Halts {
 #[test]
 fn nothing_of_a_unit_that_is_half_made_is_sent_nor_of_any_behind_it() {
     let sent = text(12 * 4096, 8);
-    let whole = HALTS_IN as usize;
+    let whole = 3 * 4096;
     for variant in VARIANTS {
         let (mut net, _, [ours, mut there]) = wired(host(variant), 3);
-        let halts = Arc::new(Halts::default());
+        let halts = Halts::at(whole);
         let mut ours = FramedStream::new(ours, Arc::clone(&halts) as _).unwrap();
         let (mut heard, mut buffer) = (Vec::new(), vec![0; 5000]);
         let mut read = |net: &mut Net, there: &mut TcpStream, until: usize| {
@@ -591,16 +609,34 @@ fn nothing_of_a_unit_that_is_half_made_is_sent_nor_of_any_behind_it() {
                 ours.shutdown_write();
                 ours
             });
-            let state = halts.state.lock().unwrap();
-            let state = halts.changed.wait_while(state, |state| !state[0]);
-            drop(state);
+            halts.wait_until_stopped();
             net.pass(Duration::from_secs(1));
             assert_eq!(there.try_read(&mut [0; 10]), Err(SocketError::WouldBlock));
-            halts.state.lock().unwrap()[1] = true;
-            halts.changed.notify_all();
+            halts.release();
             drop(writing.join().unwrap());
         });
         read(&mut net, &mut there, sent.len());
+    }
+}
+
+/// The application's thread seals a unit itself once every worker has one. Workers learn of theirs
+/// before it does: they do not wait until a long write ends.
+#[test]
+fn workers_seal_units_while_the_writer_seals_another() {
+    let sent = text(12 * 4096, 9);
+    for (variant, workers) in VARIANTS.into_iter().zip([1, 1, 2, 4]) {
+        let (mut net, _, [ours, mut there]) = wired(host(variant), 3);
+        let halts = Halts::at(workers * 4096);
+        let mut ours = FramedStream::new(ours, Arc::clone(&halts) as _).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert_eq!(ours.try_write(&sent), Ok(sent.len())));
+            halts.wait_until_stopped();
+            net.pass(Duration::from_secs(1));
+            let mut heard = vec![0; sent.len()];
+            let arrived = there.try_read(&mut heard);
+            halts.release();
+            assert_eq!(arrived, Ok(workers * 4096), "{variant:?}");
+        });
     }
 }
 

@@ -100,7 +100,7 @@ impl<C: Codec> Stage<C> {
     /// Makes a unit of as much of `left` as there is room for, and returns how much; `is_first`:
     /// the first of a call.
     fn write_unit(
-        &self,
+        self: &Arc<Self>,
         sender: &mut Sender<C>,
         stream: &StreamRef<'_>,
         left: &[u8],
@@ -109,6 +109,7 @@ impl<C: Codec> Stage<C> {
         loop {
             if self.sealing.len() + C::CONTROL_UNITS >= UNITS {
                 // Rather than wait for a worker.
+                self.share();
                 if self.seal_one() {
                     continue;
                 }
@@ -126,8 +127,13 @@ impl<C: Codec> Stage<C> {
             return Ok(0);
         }
         let text = &left[..len];
-        // While every worker has a unit to seal, sealing here saves a copy.
-        let at_once = len <= C::AT_ONCE || self.sealing.are_ready(self.half.world.workers);
+        // While every worker has a unit to seal, sealing here saves a copy. Workers learn of their
+        // units first, since it takes long.
+        let is_short = len <= C::AT_ONCE;
+        let at_once = is_short || self.sealing.are_ready(self.half.world.workers);
+        if at_once && !is_short {
+            self.share();
+        }
         let made = if at_once {
             self.seal_at_once(sender, stream, text)
         } else {
