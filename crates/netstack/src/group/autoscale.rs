@@ -1,53 +1,52 @@
-//! Autoscaling: how many replicas work.
+//! Autoscaling: chooses the number of active replicas.
 //!
-//! A replica costs the others something: every request is applied once more, and what a request
-//! asks for moves between caches. In return it does a share of the copying, summing and building of
-//! frames. Which of the two is more depends on segments, merging, machine and load. So a group with
-//! [`Layout::autoscale`](crate::group::Layout::autoscale) does not compute it, but tries:
+//! Another replica has a cost: it applies every request once more, and cache lines move between
+//! more cores. In return it does a share of the copying, checksums and building of frames. Whether
+//! that pays depends on the segments, merging, machine and load. So a group with
+//! [`Layout::autoscale`](crate::group::Layout::autoscale) measures it:
 //!
-//! - If all active replicas were busy at [`BUSY_CHECKS`] checks in a row, a parked one is
-//!   *unparked*. It begins with a snapshot of the state, as every joiner does.
-//! - After [`WARM_UP`], the work done per second is measured for [`TRIAL`]. If it has not grown by
-//!   an eighth of what each replica did before, the new one is *parked* again.
-//! - The result is tried again later, the other way round, since machine and load change: one
-//!   replica more where one more did not help, one less where it did. That happens after
-//!   [`FIRST_PAUSE`] at first, and twice as long each time that the result is the same, up to
-//!   [`LONGEST_PAUSE`]; at once, if the average payload of a request has doubled or halved.
-//! - If so little was done at [`IDLE_CHECKS`] checks in a row that one replica less would be busy
-//!   for at most three quarters of the time, the last one is parked.
+//! - If all active replicas were busy at [`BUSY_CHECKS`] consecutive checks, a parked one is
+//!   *unparked*. Like every joiner, it begins with a snapshot of the state.
+//! - After [`WARM_UP`], the group measures its work per second for [`TRIAL`]. If that has not grown
+//!   by an eighth of one replica's previous work, the new replica is *parked* again.
+//! - Machine and load change, so the group later tries the opposite: one replica more if one more
+//!   did not help before, one less if it did. The first pause is [`FIRST_PAUSE`]; it doubles each
+//!   time that the result is confirmed, up to [`LONGEST_PAUSE`]. If the average payload of a
+//!   request doubles or halves, the next trial starts at once.
+//! - If the load at [`IDLE_CHECKS`] consecutive checks would keep one replica less busy for at most
+//!   three quarters of the time, the last one is parked.
 //!
-//! Work is payload bytes, copied in or built into frames, plus [`REQUEST_WEIGHT`] for each request.
-//! Checks are [`CHECK_INTERVAL`] apart, in the turns of the worker that has the receive pump. A
-//! parked replica keeps its thread and its slot, and nothing else.
+//! Work is the number of payload bytes copied in or built into frames, plus [`REQUEST_WEIGHT`] for
+//! each request. The worker that has the receive pump checks every [`CHECK_INTERVAL`]. A parked
+//! replica keeps only its thread and its slot, so while one replica works, no other has the state.
 //!
-//! A parked replica returns by snapshot. A group of two with autoscaling is mostly as fast as two
-//! replicas while the cores are near each other (32 ns for a cache line), and as fast as one while
-//! they are far apart (200 ns); the figures of the benchmarks say where it is not. While one
-//! replica works, no other one has the state.
+//! A group of two with autoscaling is mostly as fast as two replicas while the cores are near each
+//! other (32 ns for a cache line), and as fast as one while they are far apart (200 ns). The
+//! benchmark figures show the exceptions.
 
 use crate::time::{Duration, Instant};
 
 /// Time between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
-/// Busy checks in a row before one replica more is tried.
+/// Consecutive busy checks before the group tries one replica more.
 const BUSY_CHECKS: usize = 4;
-/// Checks in a row with little to do before one replica is parked.
+/// Consecutive checks with little load before one replica is parked.
 const IDLE_CHECKS: usize = 20;
-/// How long a replica may warm its caches before it is measured.
+/// Time for caches to warm up before a measurement.
 const WARM_UP: Duration = Duration::from_millis(10);
-/// How long it is measured.
+/// Time that a measurement takes.
 const TRIAL: Duration = Duration::from_millis(20);
-/// Time from one trial to the next, at first.
+/// Shortest time from one trial to the next.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
-/// Time from one trial to the next, at most.
+/// Longest time from one trial to the next.
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
-/// The work that a request counts as besides its payload, in bytes.
+/// The work that a request counts as in addition to its payload, in bytes.
 const REQUEST_WEIGHT: u64 = 64;
 
-/// What all replica slots have done so far.
+/// The total work of all replica slots so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WorkDone {
-    /// Time in turns that found something to do.
+    /// Time spent in turns that found work.
     pub(crate) busy: Duration,
     /// Payload bytes.
     pub(crate) payload_bytes: u64,
@@ -68,13 +67,13 @@ impl WorkDone {
         self.payload_bytes + REQUEST_WEIGHT * self.requests
     }
 
-    /// Payload bytes of a request on average.
+    /// Average payload bytes per request.
     fn mean_payload(self) -> u64 {
         self.payload_bytes / self.requests.max(1)
     }
 }
 
-/// How the number of active replicas is to change.
+/// A change of the number of active replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScaleDecision {
     Keep,
@@ -84,23 +83,24 @@ pub(crate) enum ScaleDecision {
     Park,
 }
 
-/// A trial of another number of active replicas. `fewer` is the lower one of the two numbers.
+/// A trial of another number of active replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Trial {
-    /// Whether the trial is one of one replica more; of one less otherwise.
+    /// Whether it tries one replica more; otherwise, one less.
     more: bool,
+    /// The lower of the two numbers that the trial compares.
     fewer: u64,
-    /// The work done in a second before the trial.
+    /// Work per second before the trial.
     before: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The number is right as far as is known.
+    /// No trial is running.
     Stable,
-    /// The number was changed, and caches are not warm yet.
+    /// The number was changed, but caches are not warm yet.
     WarmingUp(Trial),
-    /// The other number is being measured.
+    /// The group measures the new number.
     Measuring(Trial),
 }
 
@@ -108,22 +108,23 @@ enum Phase {
 #[derive(Debug)]
 pub(crate) struct Autoscaler {
     next_check: Instant,
-    /// The times of the last checks, newest first, and what had been done by then.
+    /// The times of the last checks, newest first, with the work done until then.
     checks: [(Instant, WorkDone); BUSY_CHECKS + 1],
     phase: Phase,
-    /// When the phase began, and what had been done by then.
+    /// The time when the phase began, and the work done until then.
     phase_start: (Instant, WorkDone),
-    /// Checks in a row at which all replicas were busy, at which one less would have done, and at
-    /// which there was a load.
+    /// Consecutive checks at which all replicas were busy.
     busy_checks: usize,
+    /// Consecutive checks at which one replica less would have sufficed.
     idle_checks: usize,
+    /// Consecutive checks at which all replicas were needed.
     loaded_checks: usize,
-    /// Time from the last trial to the next.
+    /// Pause after the next trial, if that confirms the current number.
     pause: Duration,
-    /// When that is, and the average payload of a request in the last trial. `None` before the
-    /// first one.
+    /// The time of the next trial, and the average payload of a request in the last one. `None`
+    /// before the first trial.
     next_trial: Option<(Instant, u64)>,
-    /// Whether the next trial is one of one replica more, rather than of one less.
+    /// Whether the next trial should try one replica more, if it can, rather than one less.
     try_more: bool,
 }
 
@@ -149,8 +150,8 @@ impl Autoscaler {
         now >= self.next_check
     }
 
-    /// Checks at time `now`, when `active` replicas work and all of them have `done` so much.
-    /// `can_unpark` says whether another one may be unparked.
+    /// Checks at time `now`, with `active` active replicas and the total work `done`. `can_unpark`:
+    /// whether another replica may be unparked.
     pub(crate) fn decide(
         &mut self,
         now: Instant,
@@ -167,7 +168,7 @@ impl Autoscaler {
         let busy = recent.busy.as_nanos();
         let all_busy = busy >= active * (passed - passed / 8);
         let one_less_would_do = active > 1 && busy <= (active - 1) * (passed - passed / 4);
-        // Replicas that wait for each other are loaded, and not busy all the time.
+        // Replicas that wait for each other are loaded, but not busy all the time.
         let is_loaded = all_busy || active > 1 && !one_less_would_do;
         let count = |checks: usize, is: bool| if is { checks + 1 } else { 0 };
         self.busy_checks = count(self.busy_checks, all_busy);
@@ -220,7 +221,7 @@ impl Autoscaler {
         }
     }
 
-    /// Ends a trial.
+    /// Ends a trial: keeps the new number of replicas, or returns to the previous one.
     fn end_trial(&mut self, trial: Trial) -> ScaleDecision {
         let (now, done) = self.checks[0];
         let after = self.per_second(self.phase_start);
@@ -248,7 +249,7 @@ impl Autoscaler {
         }
     }
 
-    /// Work done per second since a check.
+    /// Work per second since a check.
     fn per_second(&self, (then, before): (Instant, WorkDone)) -> u64 {
         let (now, done) = self.checks[0];
         let passed = now.since(then).as_nanos().max(1);
@@ -279,15 +280,15 @@ mod tests {
         assert_eq!(WorkDone::default().mean_payload(), 0);
     }
 
-    /// A group of up to three replicas. What they do together is in percent of what one does alone,
-    /// and `wanted` percent are offered.
+    /// A model of a group of up to three replicas.
     struct Group {
         autoscaler: Autoscaler,
         now: Instant,
         done: WorkDone,
         active: u64,
+        /// The offered load, in percent of the capacity of one replica.
         wanted: u64,
-        /// What as many replicas do together, in percent of what one does alone.
+        /// The capacity of 0 to 3 active replicas, in percent of the capacity of one.
         together: [u64; 4],
         /// Payload bytes of a request.
         mean: u64,
@@ -306,8 +307,8 @@ mod tests {
             }
         }
 
-        /// Lets so many milliseconds pass. Returns how often a replica was unparked, and how often
-        /// one was parked.
+        /// Lets `ms` milliseconds pass. Returns how often a replica was unparked, and how often one
+        /// was parked.
         fn pass(&mut self, ms: u64) -> (u32, u32) {
             let (mut unparked, mut parked) = (0, 0);
             for _ in 0..ms {
@@ -341,8 +342,8 @@ mod tests {
         }
     }
 
-    /// Lets half a minute pass. Returns in how much of that time how many replicas worked, in
-    /// percent.
+    /// Lets half a minute pass. Returns, for each number of active replicas, its share of that time
+    /// in percent.
     fn shares(group: &mut Group) -> [u32; 4] {
         let mut shares = [0; 4];
         for _ in 0..3000 {
@@ -405,7 +406,7 @@ mod tests {
         group.wanted = 60;
         group.pass(1000);
         assert_eq!(group.active, 1);
-        // Enough to keep one, and too little to try another.
+        // Keeps one replica, but does not make it busy enough to try another.
         group.wanted = 80;
         assert_eq!(group.pass(1000), (0, 0));
         group.wanted = 1000;

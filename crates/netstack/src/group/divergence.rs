@@ -1,39 +1,38 @@
 //! Divergence: finds which replicas are right when they differ, and replaces the others.
 //!
 //! Replicas post fingerprints of their states at equal positions, and
-//! [`Fingerprints::agreement`](dominoes::Fingerprints::agreement) decides which of them are
-//! right. A worker that is reported as diverged checks that itself, gives up its slot, drops its
-//! state, and joins again with a copy from the majority. If the whole majority is gone, so is
-//! the state, and the stack is shut down. Without a majority, as with two replicas, the
-//! difference is counted, [`ReplicatedGroup::compare`](crate::group::ReplicatedGroup::compare)
-//! returns it, and all continue.
+//! [`Fingerprints::agreement`](dominoes::Fingerprints::agreement) decides which of them are right.
+//! A worker that is reported as diverged checks the report, gives up its slot, drops its state, and
+//! joins again with a copy from the majority. If every replica of the majority is gone, the state
+//! is lost and the stack shuts down (`tests/flips/last.rs`). Without a majority, as with two
+//! replicas, the group counts the difference,
+//! [`ReplicatedGroup::compare`](crate::group::ReplicatedGroup::compare) returns it, and all
+//! replicas continue.
 //!
-//! By default a change is found when the next fingerprint is posted; effects that the replica
-//! performed before are done. With [`Layout::confirm`](crate::group::Layout) replicas post every
-//! position, together with the request's effects, and a worker performs nothing without the
-//! agreement of a majority. Then a changed state has no effect on the network or on an application.
-//! The price is the pace of the majority, and a fingerprint per request in each replica.
+//! By default, the next posted fingerprint reveals a changed state; effects that the replica
+//! performed before that are done, and may be wrong. With
+//! [`Layout::confirm`](crate::group::Layout), replicas post a fingerprint of the state and the
+//! request's effects at every position, and a worker performs an effect only once a majority
+//! agrees. Then a changed state cannot affect the network or an application. In return, workers
+//! wait for a majority, and each replica computes a fingerprint per request.
 //!
 //! # What a fingerprint covers
 //!
 //! Every struct of a connection lists its fields once ([`fields`](crate::tcp::fields)), and the
-//! fingerprint is computed from that list. A posted fingerprint covers all of two connections, the
-//! one that was touched last and another one in turn, and the numbers of every connection that a
-//! request touched. So with a post every E positions and P places, a change shows after E times P
-//! positions at most, unless it was overwritten before. P is the highest number of connections that
-//! were open at one time, not `Limits::connections`. `tests/flips/bits.rs` flips bits and holds
-//! that bound. A change in a dormant connection is found when the turn of that connection comes.
+//! fingerprint is computed from that list. A posted fingerprint covers two connections entirely
+//! (the last one touched, and all others in turn), and the sequence numbers of every connection
+//! that a request touched. So with a post every E positions and P places, a change shows after at
+//! most E times P positions, unless it was overwritten before. P is the highest number of
+//! connections that were open at one time, not `Limits::connections`. `tests/flips/bits.rs` flips
+//! bits and checks that bound. A change in an idle connection is found when that connection's turn
+//! comes.
 //!
 //! State outside every fingerprint follows from state inside: the table of flows and the heap of
-//! deadlines follow from the places; address, keys and counters follow from the log. `limits`
-//! never changes.
+//! deadlines follow from the places; address, keys and counters follow from the log. `limits` never
+//! changes.
 //!
-//! Posts of a worker that left, failed or diverged still count. Otherwise a slow worker could be
-//! alone with one other where a majority had agreed already. If all replicas of a majority are
-//! gone when a difference is found, the state is lost: the stack is down, and its sockets return
-//! that (`tests/flips/last.rs`). With two replicas there is no majority: the difference is
-//! counted, and both continue. Effects that a changed replica performed before it was found are
-//! done, and may be wrong, unless `Layout::confirm` is set.
+//! Posts of a worker that left, failed or diverged still count. Otherwise a slow worker could find
+//! itself one of two voters at a position where a majority had already agreed.
 
 use dominoes::Seq;
 use dominoes::group::{Agreement, WorkerState};
@@ -44,7 +43,7 @@ use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, ReplicatedShared};
 
 impl ReplicatedShared {
-    /// Compares the fingerprints at `position`, where the caller just has posted its own.
+    /// Compares the fingerprints at `position`, after the caller has posted its own.
     #[cold]
     pub(crate) fn compare_at(&self, position: Seq) {
         let membership = &self.membership;
@@ -64,8 +63,8 @@ impl ReplicatedShared {
 }
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
-    /// Checks a report that this worker diverged. If it did, gives up its state. Returns whether
-    /// it did.
+    /// Checks a report that this worker diverged, and gives up its state if that is so. Returns
+    /// whether it diverged.
     pub(crate) fn leave_if_diverged(&mut self) -> bool {
         let ReplicatedShared {
             membership, posts, ..
@@ -103,8 +102,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.confirm_to(self.replica.position());
     }
 
-    /// Raises the confirmed position as far as a majority agrees with this worker, to `position` at
-    /// most.
+    /// Raises the confirmed position as far as a majority agrees with this worker, but not beyond
+    /// `position`.
     #[cold]
     fn confirm_to(&mut self, position: Seq) {
         let me = 1u64 << self.id;
@@ -116,7 +115,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
                     break;
                 }
                 Agreement::Open => break,
-                // There is no majority. That was counted, and all continue.
+                // There is no majority: that was counted, and all replicas continue.
                 Agreement::Undecided => {}
             }
             self.confirmed += 1;
@@ -128,8 +127,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         shared.posts.agreement(&shared.membership, position)
     }
 
-    /// The state and position from which another worker can continue. `None` if the log has no
-    /// room for another reader, or if a majority must confirm this worker's state first.
+    /// The state and position from which another worker can continue. `None` if the log has no room
+    /// for another subscription, or if a majority must confirm this worker's state first.
     pub(crate) fn snapshot(&mut self) -> Option<Snapshot> {
         if self.perform_limit() < self.replica.position() {
             return None;
@@ -243,7 +242,7 @@ mod tests {
             }
         }
         let shared = std::sync::Arc::clone(group.shared());
-        // Two of them post equal values at the next position, and the third another one.
+        // Two workers post equal values at the next position; the third posts another value.
         let next = position + 1;
         for (id, print) in [7, 7, 8].into_iter().enumerate() {
             shared.posts.post(id, next, print);

@@ -1,32 +1,31 @@
-//! Epochs: which replicas may be primary, from which position of the log on.
+//! Epochs: the replicas that may be primary in each range of log positions.
 //!
 //! Workers join and leave while the group runs, and each worker learns of a change at a different
-//! moment. Nevertheless all of them must agree on the primary of every piece of work. They agree by
-//! position: whenever the receive pump begins a chunk of the log, it reads which replicas are
-//! active, and stores that set, the *owners* of the chunk, in a word beside the log before it
-//! publishes the chunk's first request. Every worker reads the word when it applies that request.
-//! Consecutive chunks with equal owners form an *epoch*.
+//! moment. Yet all of them must agree on the primary of every piece of work. They agree by
+//! position: when the receive pump begins a chunk of the log, it reads which replicas are active,
+//! and stores that set, the *owners* of the chunk, in a word beside the log before it publishes the
+//! chunk's first request. Every worker reads the word when it applies that request. Consecutive
+//! chunks with equal owners form an *epoch*.
 //!
 //! - The primary of a request is an owner of its chunk. The pump writes it into the request.
-//! - Outgoing frames are assigned by chunks of their own numbers. An epoch that begins at a
-//!   position owns the chunks of frames from the first one on of which no frame was numbered below
-//!   that position. Every replica computes the same one.
+//! - Outgoing frames are assigned by chunks of frame numbers. An epoch that begins at a position
+//!   owns the frame chunks from the first one of which no frame was numbered before that position.
+//!   Every replica computes the same boundary.
 //!
 //! # Which replicas may own work that is not done
-//! A worker that retains effects of requests from position `first` on knows every epoch that owns
-//! any of them: the current one, and each older one until `first` has reached the position where
-//! that epoch's ownership of requests and of frames ends. Everything below the smallest position
-//! that any owner of these epochs has reported is done. A replica that owns none of these epochs
-//! owns none of that work.
+//! A worker that retains the effects of requests from position `first` on knows every epoch that
+//! owns any of them: the current one, and each older one until `first` reaches the position where
+//! that epoch's ownership of requests and of frames ends. Every owner of these epochs reports a
+//! position; all work below the lowest of them is done. A replica that is not an owner of these
+//! epochs owns none of that work.
 //!
-//! # What a replica slot reports when its worker changes
-//! `performed[k]` states that the share of slot k below that position is done. The statement
-//! outlives the worker, because what is done stays done. A new worker takes over the pending
-//! effects of the worker that gave it its state, from position `first` on, and everything below is
-//! done. So it reports the larger of `first` and what its predecessor reported, and raises that
-//! from there. The word never falls. A slot that was never active owns nothing before an epoch
-//! contains it, and such an epoch begins behind the position of the snapshot; so `first` is correct
-//! for it as well.
+//! # How a slot's report survives a change of its worker
+//! `performed[k]` is a position below which the share of slot k is done. That remains true when the
+//! worker is gone. A new worker inherits the pending effects of the worker that gave it its state,
+//! from position `first` on; all earlier work is done. So it begins with the larger of `first` and
+//! its predecessor's report. The word never decreases. A slot that was never active owns nothing
+//! before the first epoch that contains it, and that epoch begins after the snapshot's position; so
+//! `first` is correct for it as well.
 //!
 //! The word of a slot that was never active is larger than every position. It is set to `first`
 //! before the slot becomes active, and so before any epoch contains it.
@@ -83,14 +82,14 @@ impl ReplicaSet {
         usize::from(self.ids[index])
     }
 
-    /// The slot that owns chunk `chunk` if chunks are assigned in turn.
+    /// The slot that owns chunk `chunk` if chunks are assigned round-robin.
     #[inline]
     pub(crate) fn by_position(&self, chunk: u64) -> usize {
         self.nth((chunk % u64::from(self.count)) as usize)
     }
 }
 
-/// The replicas that may be primary from a position on.
+/// The replicas that may be primary in a range of positions.
 #[derive(Clone, Debug)]
 pub(crate) struct Epoch {
     owners: ReplicaSet,
@@ -99,8 +98,8 @@ pub(crate) struct Epoch {
     from: Seq,
     /// First chunk of frames that belongs to this epoch.
     from_frames: u64,
-    /// The epoch owns nothing at or above this position. `OPEN_ENDED` as long as there is no next
-    /// epoch, or frames of this one may still be numbered.
+    /// The epoch owns nothing at or above this position. `OPEN_ENDED` until there is a next epoch
+    /// and every frame of this one is numbered.
     end: Seq,
 }
 
@@ -118,12 +117,12 @@ impl Epoch {
         }
     }
 
-    /// The epoch in which a group begins: slots 0 to `count`.
+    /// The epoch in which a group begins: slots `0..count`.
     pub(crate) fn first(count: usize) -> Self {
         Epoch::of(u64::MAX >> (64 - count))
     }
 
-    /// The epoch of the slots whose bits are set in `mask`, from the first position on.
+    /// The epoch of the slots whose bits are set in `mask`, from position 0.
     pub(crate) fn of(mask: u64) -> Self {
         Epoch::new(mask, 0, 0)
     }
@@ -141,8 +140,8 @@ impl Epoch {
     }
 }
 
-/// The epochs that a worker knows: the one at the position up to which it has applied the log, and
-/// older ones that may own effects that are pending here.
+/// The epochs that a worker knows: the one at the position that it applies next, and older ones
+/// that may own some of its pending effects.
 #[derive(Clone, Debug)]
 pub(crate) struct Epochs {
     current: Epoch,
@@ -172,8 +171,8 @@ impl Epochs {
         seq == self.next_chunk
     }
 
-    /// Begins a chunk of the log whose owners are `mask`. The first frame that it may number is
-    /// `frame`.
+    /// Begins a chunk of the log whose owners are `mask`. `frame` is the first frame number that it
+    /// may assign.
     #[inline]
     pub(crate) fn begin_chunk(&mut self, mask: u64, layout: &Layout, frame: u64) {
         let at = self.next_chunk;
@@ -204,7 +203,7 @@ impl Epochs {
         }
     }
 
-    /// Everything below `first` is done: drops epochs that own nothing else.
+    /// Drops the epochs that own no work at or above `first`, since everything below is done.
     #[inline]
     pub(crate) fn forget(&mut self, first: Seq) {
         if !self.older.is_empty() {
@@ -221,7 +220,7 @@ impl Epochs {
         self.owners = masks.fold(self.current.owners.mask, |all, mask| all | mask);
     }
 
-    /// All replicas that may own work that is not known to be done.
+    /// The replicas that may own work that is not known to be done.
     #[inline]
     pub(crate) fn owners(&self) -> u64 {
         self.owners
@@ -256,7 +255,7 @@ impl Epochs {
 pub(crate) struct EpochOwners(Box<[AtomicU64]>);
 
 impl EpochOwners {
-    /// For `chunks` chunks, a power of two, which slots 0 to `replicas` own.
+    /// For `chunks` chunks, a power of two. Slots `0..replicas` own all of them.
     pub(crate) fn new(chunks: usize, replicas: usize) -> Self {
         let mask = u64::MAX >> (64 - replicas);
         EpochOwners((0..chunks).map(|_| AtomicU64::new(mask)).collect())
@@ -291,8 +290,8 @@ mod tests {
         layout
     }
 
-    /// Epochs from the owners of each chunk of the log, and from the number of frames when it
-    /// began.
+    /// Epochs of a log with these chunks. For each chunk: its owners, and how many frames were
+    /// numbered before it.
     fn epochs(chunks: &[(u64, u64)]) -> Epochs {
         let mut epochs = Epochs::new(2);
         for (mask, frame) in chunks {

@@ -1,4 +1,4 @@
-//! What a group is made of, and how its workers share their work.
+//! The configuration of a group: its replicas, and how its workers share their work.
 
 use super::Primaries;
 use crate::config::setters;
@@ -6,7 +6,7 @@ use crate::error::ConfigError;
 use crate::time::Duration;
 use dominoes::group::MAX_REPLICAS;
 
-/// What a group is made of. Nothing here changes what the group computes.
+/// How many replicas a group has, and how they work. No field changes the result.
 ///
 /// ```
 /// use dominoes_netstack::group::{Layout, Primaries, GroupTuning};
@@ -20,19 +20,20 @@ use dominoes::group::MAX_REPLICAS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Layout {
-    /// Workers at the beginning, each with a copy of the state; 1 to 56. Default 2.
+    /// Workers at the start, each with a copy of the state; 1 to 56. Default 2.
     pub replicas: usize,
-    /// The most workers at a time; at most 56, or 8 with [`Primaries::ByLoad`]. Values below
-    /// `replicas` count as `replicas`. Default 0.
+    /// Maximum number of workers; at most 56, or 8 with [`Primaries::ByLoad`]. 0 means `replicas`.
+    /// Default 0.
     pub replica_slots: usize,
-    /// Whether the group chooses how many workers are active, 1 to all of its slots; it begins with
-    /// `replicas`. The others are parked, without a state, until the active ones have too much to
-    /// do and one more improves throughput. Default false: every worker is active.
+    /// Whether the group chooses how many workers are active, between 1 and all slots, starting
+    /// with `replicas`. The others are parked and have no state. One is unparked when the active
+    /// ones are all busy, and stays active if it improves throughput. Default false: every worker
+    /// is active.
     pub autoscale: bool,
     /// The policy that assigns requests and frames to workers. Default [`Primaries::ByPublisher`].
     pub primaries: Primaries,
-    /// Whether a worker performs nothing before a majority of the workers has posted the same
-    /// fingerprint as itself, at every position: [`Builder::confirm`](crate::Builder::confirm).
+    /// Whether a worker performs the effects of a position only after a majority of the workers
+    /// has posted an equal fingerprint for it: [`Builder::confirm`](crate::Builder::confirm).
     /// Default false.
     pub confirm: bool,
     /// How the workers share their work.
@@ -41,8 +42,8 @@ pub struct Layout {
 
 /// How the workers of a group share their work: sizes of chunks, and when a worker is late.
 ///
-/// The defaults suit a worker per core of one machine. Other values change throughput, latency and
-/// memory, and nothing that the group computes.
+/// The defaults suit one worker per core of one machine. Other values change throughput, latency
+/// and memory, but not the result.
 ///
 /// ```
 /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -63,39 +64,39 @@ pub struct Layout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GroupTuning {
-    /// Requests that the log holds, a power of two, at least 16. More let the replicas be farther
-    /// apart, and take more of the cache. Default 512.
+    /// Requests that the log holds, a power of two, at least 16. A longer log lets replicas lag
+    /// farther behind each other, and takes more cache. Default 512.
     pub log: usize,
-    /// Requests in a row that one worker prepares and performs, a power of two, at most half the
+    /// Consecutive requests that one worker prepares and performs, a power of two, at most half the
     /// log. Default 4.
     pub request_chunk: usize,
-    /// Outgoing frames in a row that one worker builds, a power of two. Default 32.
+    /// Consecutive outgoing frames that one worker builds, a power of two. Default 32.
     pub frame_chunk: usize,
-    /// Payload that a worker prepares ahead of performing it, in bytes; part of its L2 cache. Any
-    /// value. Default 256 KiB.
+    /// Payload, in bytes, that a worker may prepare before it performs it. It should fit in part of
+    /// the L2 cache. Any value. Default 256 KiB.
     pub ahead_bytes: usize,
-    /// When others do the work of a late worker, in requests: once they have applied so many behind
-    /// the chunk in question. Any value. Default 256.
+    /// A chunk is late, and others may steal its work, once they have applied this many requests
+    /// after it. Any value. Default 256.
     pub steal_after: usize,
-    /// When others do the work of a late worker, in time: once nothing of what is due was done for
-    /// so long, by the clock that the workers are given. Any value. Default 200 us.
+    /// Pending work is late, and others may steal it, once the oldest pending request has not
+    /// changed for this long, by the clock that the workers are given. Any value. Default 200 us.
     pub patience: Duration,
-    /// Frames that are sent past one that is not built: so many must be ready behind it. Any value;
-    /// above [`Limits::tx_slots`](crate::Limits::tx_slots), frames always wait for it. Default 256.
+    /// The transmit pump sends frames past a hole (a frame that is not built yet) only if this many
+    /// later frames are ready. Any value; above [`Limits::tx_slots`](crate::Limits::tx_slots),
+    /// frames always wait for the hole. Default 256.
     pub past_hole: usize,
-    /// Turns of the transmit pump that must also have found it missing, so that another worker has
-    /// time to build it. Any value. Default 256.
+    /// The hole must also have been there for this many turns of the transmit pump, so that another
+    /// worker has time to build the frame. Any value. Default 256.
     pub hole_turns: u32,
     /// Requests between two posted fingerprints, at least 1. Default 64.
     pub fingerprint_every: u64,
-    /// Whether a worker that is alone uses the log nevertheless, for measuring what that costs.
-    /// Default false: such a worker does everything at once, as [`single`](crate::variants::single)
-    /// does, until another one joins.
+    /// Whether the only active worker uses the log too, to measure the cost. Default false: it
+    /// works as [`single`](crate::variants::single) until another one joins.
     #[cfg(feature = "testkit")]
     #[doc(hidden)]
     pub always_log: bool,
-    /// Whether a [`Stack`](crate::Stack) starts another thread for one that unwound. It gets its
-    /// state from the others. Default true.
+    /// Whether a [`Stack`](crate::Stack) replaces a worker thread that panicked. The new thread
+    /// gets its state from the other workers. Default true.
     pub revive: bool,
 }
 
@@ -172,7 +173,7 @@ impl Layout {
 }
 
 impl GroupTuning {
-    /// Whether a worker that is alone uses the log nevertheless.
+    /// Whether the only active worker uses the log too.
     #[inline]
     pub(super) fn is_always_logged(&self) -> bool {
         #[cfg(feature = "testkit")]

@@ -1,18 +1,18 @@
 //! Replica slots: how a worker joins, leaves, parks, and gets its state from another worker.
 //!
-//! [`Membership`] has the state of every slot, and says when a worker gives a snapshot or attests
-//! to one. A snapshot is a clone of a worker's replica, of its pending effects and of the epochs
-//! that it knows, together with a [fork](Subscription::fork) of its reader of the log; so all of
-//! them are at one position by construction. The joiner reads all requests from there on, since the
-//! fork keeps them in the log, and it gets all effects below that position that may not be done.
+//! [`Membership`] holds the state of every slot, and decides when a worker gives a snapshot or
+//! attests to one. A snapshot is a clone of a worker's replica, its pending effects and the epochs
+//! that it knows, with a [fork](Subscription::fork) of its subscription to the log; so all of them
+//! are at one position by construction. The joiner reads every later request, since the fork keeps
+//! them in the log, and inherits every earlier effect that may not be done.
 //!
-//! `epochs.rs` defines which replicas own which work while the membership changes,
-//! `join_check.rs` and `divergence.rs` what a worker does about a state that is right or wrong,
-//! `autoscale.rs` when a worker parks and unparks.
+//! `epochs.rs` defines which replicas own which work while the membership changes. `join_check.rs`
+//! checks a joiner's state, `divergence.rs` replaces a wrong one, and `autoscale.rs` decides when
+//! workers park and unpark.
 //!
-//! Any worker may do the share of a failed worker at once. The progress of a failed worker is
+//! Any worker may do the share of a failed worker at once. The progress of the failed worker is
 //! needed until the log has passed the epochs that contain it, and the frames of those epochs are
-//! done. [`Stack`](crate::Stack) starts another thread in the slot, unless `Tuning::revive` is
+//! done. [`Stack`](crate::Stack) starts another thread in the slot, unless `GroupTuning::revive` is
 //! false.
 
 use core::sync::atomic::Ordering;
@@ -31,7 +31,7 @@ use crate::log::request::Request;
 use crate::state::apply::ReplicaState;
 use crate::stats::MembershipStats;
 
-/// Everything that a worker needs to go on from another worker's position.
+/// Everything that a worker needs to continue from another worker's position.
 pub(crate) struct Snapshot {
     pub(crate) replica: ReplicaState,
     pub(crate) log: Subscription<Request, Spin>,
@@ -40,10 +40,10 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// The snapshot of a worker without a state: an empty state, and a reader of a log that is
-    /// never written.
+    /// An empty state and a subscription to a log that is never written, for a worker that has
+    /// no state.
     pub(crate) fn none(limits: Limits) -> Snapshot {
-        // A reader of the group's log would make the publisher wait for it.
+        // A subscription to the group's log would hold up the publisher.
         let (_, log) = dominoes::channel_with_slots::<Request, Spin>(1, 1);
         let log = log.subscribe().expect("a log has room for one reader");
         Snapshot {
@@ -55,7 +55,7 @@ impl Snapshot {
     }
 }
 
-/// Which replicas are there, and who gives a state to whom.
+/// The replica slots of a group, and the snapshots under way between them.
 pub(crate) type Members = Membership<Snapshot>;
 
 fn error(error: dominoes::group::ReplicaSlotError) -> MembershipError {
@@ -74,19 +74,19 @@ impl ReplicatedShared {
         self.membership.stats()
     }
 
-    /// How many workers are active at this moment.
+    /// The number of active workers.
     pub(crate) fn active_count(&self) -> usize {
         self.membership.active().count_ones() as usize
     }
 
-    /// Wakes the workers that sleep: some were notified.
+    /// Wakes the sleeping workers to act on a change of the membership.
     pub(crate) fn wake_workers(&self) {
         self.work_event.notify_all();
         self.world.wake_pump();
     }
 
-    /// Makes worker `id` active. Its pending effects begin at `first`, and its state is at
-    /// `position`. Returns how far its slot's share is reported as done.
+    /// Makes worker `id` active, whose pending effects begin at `first` and whose state is at
+    /// `position`. Returns the position below which its slot's share is reported as done.
     pub(crate) fn activate(&self, id: usize, first: Seq, position: Seq) -> Seq {
         // ORDERING: Relaxed: no other thread changes the word of this slot, and
         // `MembershipTable::activate` publishes it.
@@ -101,7 +101,7 @@ impl ReplicatedShared {
         reported
     }
 
-    /// Lets the first parked worker join again, unless the slot table is locked.
+    /// Unparks the first parked worker, unless the slot table is locked.
     pub(crate) fn unpark_one(&self) {
         if self.membership.unpark_first().is_some() {
             self.wake_workers();
@@ -109,14 +109,14 @@ impl ReplicatedShared {
         }
     }
 
-    /// Asks the last worker to park, if another one stays.
+    /// Asks the worker with the highest id to park, unless it is the only one.
     pub(crate) fn park_last(&self) {
         if self.membership.park_last().is_some() {
             self.work_event.notify_all();
         }
     }
 
-    /// Asks worker `id` to leave, or the last one.
+    /// Asks worker `id` to leave; without an `id`, the worker with the highest one.
     pub(crate) fn request_leave(&self, id: Option<usize>) -> Result<usize, MembershipError> {
         let id = self.membership.ask_to_leave(id, false).map_err(error)?;
         self.wake_workers();
@@ -130,13 +130,13 @@ impl ReplicatedShared {
         // Any worker may do its share at once.
         self.wake_workers();
         if self.active_count() == 0 {
-            // No application may wait for what no worker will do.
+            // Otherwise applications would wait forever.
             self.world.shut_down();
         }
     }
 }
 
-/// What `performed` holds for a slot that was never active.
+/// The value of `performed` for a slot that was never active.
 pub(crate) const NEVER_ACTIVE: Seq = Seq::MAX;
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
@@ -224,12 +224,12 @@ impl<T: FaultHooks> JoiningWorker<T> {
         })
     }
 
-    /// The slot that it will have.
+    /// Its replica slot.
     pub fn replica(&self) -> usize {
         self.replica
     }
 
-    /// Whether it still waits.
+    /// Whether it still waits for its state or for the join check.
     pub fn is_waiting(&self) -> bool {
         self.hooks.is_some() || self.worker.is_some()
     }
@@ -260,7 +260,7 @@ impl<T: FaultHooks> JoiningWorker<T> {
 
 impl<T: FaultHooks> Drop for JoiningWorker<T> {
     fn drop(&mut self) {
-        // A worker that was given a state does that itself.
+        // Once a worker exists, it releases the slot itself.
         if self.hooks.is_some() {
             let waits = WorkerState::Joining;
             self.shared.membership.release(self.replica, waits);

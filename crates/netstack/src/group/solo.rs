@@ -1,19 +1,17 @@
-//! Solo mode: a worker that is alone works without the log.
+//! Solo mode: the only active worker works without the log.
 //!
-//! While no other worker is active, the worker applies and performs at once what the receive pump
-//! brings, as [`single`](crate::variants::single) does. None of that gets a position: the log
-//! stands still, and everything in it is performed. As soon as another worker joins, and before any
-//! state is given away, the next turn uses the log again, from the position where it stood. So the
-//! joiner gets a state and a position, and no pending effects.
+//! Like [`single`](crate::variants::single), a solo worker applies and performs each request as
+//! soon as the receive pump produces it. These requests get no position: the log is fully performed
+//! and does not move. When another worker asks to join, the next turn uses the log again, from its
+//! old position. The request to join is visible before any snapshot is taken, so the joiner gets a
+//! state and a position, but no pending effects.
 //!
-//! The frames of the log's last chunk are recycled only when the chunk is full. So before it enters
-//! solo mode, the worker fills the chunk up with requests that change nothing.
+//! The frames of the log's last chunk are recycled only when the chunk is full. So before the
+//! worker enters solo mode, it fills the chunk with requests that change nothing.
 //!
-//! A worker that wants to join announces that before a state is given away, so a snapshot is always
-//! of a position below which nothing is pending. A parked replica has no state: while one worker is
-//! solo, no other replica has a copy. Counted in instructions, a solo worker is within 1 % of
-//! `single`; with a log it takes 1.1 to 2 times as many, more the smaller
-//! the requests are.
+//! A parked replica has no state, so during solo mode there is only one copy. A solo worker
+//! executes within 1 % of the instructions of `single`; with the log it executes 1.1 to 2 times as
+//! many (most for small requests).
 
 use super::worker::ReplicatedWorker;
 use crate::drive::Worker as _;
@@ -21,7 +19,7 @@ use crate::group::FaultHooks;
 use crate::io::rx::Log;
 use crate::time::Instant;
 
-/// Consecutive turns in which a worker takes in no frames, so that the log becomes empty.
+/// Consecutive turns in which the worker receives no frames, so that the log can drain.
 const DRAIN_TURNS: u32 = 64;
 
 /// Whether a worker uses the log.
@@ -29,7 +27,7 @@ const DRAIN_TURNS: u32 = 64;
 pub(crate) enum LogMode {
     /// Other workers are active, or about to be.
     Logged,
-    /// No other worker is active, and the log is not empty yet. Counts the turns so far.
+    /// No other worker is active, and the log is not empty yet. Counts the turns of draining.
     Draining(u32),
     /// No other worker is active, and the log is empty: the worker does not use it.
     Solo,
@@ -43,7 +41,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             || !self.shared.membership.is_only_active(self.id)
     }
 
-    /// Takes in frames while no other worker is active: for the log, until that is empty.
+    /// Receives frames while no other worker is active. Uses the log until the log has drained.
     pub(crate) fn pump_alone(&mut self, now: Instant) -> usize {
         if self.is_solo() {
             return self.pump_solo(now);
@@ -70,7 +68,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.pump_in_turn(now)
     }
 
-    /// Leaves solo mode: the log goes on where it stood.
+    /// Leaves solo mode: the log continues at its old position.
     #[inline]
     pub(crate) fn return_to_log(&mut self) {
         if core::mem::replace(&mut self.log_mode, LogMode::Logged) == LogMode::Solo {
@@ -78,8 +76,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         }
     }
 
-    /// Publishes the requests that the log's last chunk lacks, after which all of its frames can be
-    /// recycled. Returns whether none were lacking.
+    /// Fills the log's last chunk, so that all of its frames can be recycled. Returns whether it
+    /// was full already.
     fn fill_up_log(&mut self, now: Instant) -> bool {
         let Some(mut side) = self.shared.rx.try_take() else {
             return false;
@@ -113,7 +111,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         done
     }
 
-    /// Applies and performs what the pump brought. The pump has counted it.
+    /// Applies and performs the pump's requests. Returns 0, since the pump has counted them.
     #[inline]
     pub(super) fn process_solo(&mut self) -> usize {
         let position = self.replica.position();
