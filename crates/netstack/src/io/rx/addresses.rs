@@ -1,12 +1,13 @@
 //! Changes of our addresses, of the link, and of routes while the stack runs.
 //!
-//! An address is used for what begins from the change on. What is under way from one that is lost
-//! ends: connections by [`Body::AddressLost`], which sends nothing, as the address may be another
-//! host's by now. Listeners and UDP sockets stay, and are reached at the addresses that are there.
+//! New connections and datagrams use a new address at once. When an address is lost, its
+//! connections end by [`Body::AddressLost`], which sends nothing, because the address may belong to
+//! another host by now. Listeners and UDP sockets stay, and can be reached at the remaining
+//! addresses.
 //!
-//! Connections whose next hop is another one by a change, or has another link-layer address, follow
-//! it, by [`Body::NextHop`], once that address is known. One that no route leads to any more keeps
-//! the next hop that it has.
+//! If a connection's next hop changes, or gets another link-layer address, the connection follows
+//! by [`Body::NextHop`] as soon as the link-layer address is known. A connection without a route
+//! keeps its old next hop.
 
 use core::net::IpAddr;
 
@@ -19,32 +20,33 @@ use crate::ip::route::{Route, Site};
 use crate::log::request::{Address, Body, ConnId, Flow};
 use crate::time::{Duration, Instant};
 
-/// How long after a change of routes or neighbours a connection may be heard of that began before
-/// it.
+/// The pump may learn of a connection this long after a change of routes or neighbours, although
+/// the connection began before the change.
 const LATE: Duration = Duration::from_secs(60);
-/// How long until a next hop is asked for again while too many are.
+/// Time to the next attempt if the neighbour table had no room to resolve a next hop.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
-/// Changes that are kept for that, at most; the oldest are forgotten.
+/// Maximum number of changes kept for late connections. The oldest are forgotten.
 const MAX_CHANGES: usize = 16;
-/// Searches for connections whose next hops have moved, in a row, and how long until one more may
-/// be. All that moved meanwhile are looked for together.
+/// Rate of searches for connections whose next hops have moved: the burst, and the interval after
+/// it. One search covers all moves since the last one.
 const SEARCHES: (u64, Duration) = (16, Duration::from_millis(100));
 
-/// Connections that are to follow their routes.
+/// Connections that must follow a change of their next hop.
 #[derive(Debug)]
 pub(crate) struct Rerouting {
-    /// Neighbours that have another link-layer address, whose connections are to be found.
+    /// Neighbours with a new link-layer address, whose connections have not been searched yet.
     moved: BTreeSet<Address>,
     searches: TokenBucket,
-    /// What our place was before it changed, and until when that matters.
+    /// Our addresses and routes before each recent change, and how long late connections may need
+    /// them.
     before: VecDeque<(Instant, Site)>,
-    /// Those that follow as the log has room, each once, however often its next hop changes before.
-    /// Their order does not depend on that of the table.
+    /// Connections to publish when the log has room. A set, so that each is published once even if
+    /// its next hop changes several times, in an order independent of the hash table's.
     queue: BTreeSet<Flow>,
-    /// Those that wait for the link-layer address of their next hop. A flow waits for one: a change
-    /// of our place queues all of them anew.
+    /// Connections that wait for the link-layer address of their next hop. Each flow waits for one
+    /// hop: every change of our addresses or routes moves all of them back into `queue`.
     waiting: BTreeMap<Address, BTreeSet<Flow>>,
-    /// When a next hop is asked for that could not be asked for.
+    /// When to retry the next hops that could not be resolved for lack of room.
     ask_at: Option<Instant>,
 }
 
@@ -62,7 +64,7 @@ impl Default for Rerouting {
 }
 
 impl Rerouting {
-    /// When something is to be asked for, or searched.
+    /// When the next search or retry is due.
     pub(super) fn next_deadline(&self) -> Instant {
         let search_at = match self.moved.is_empty() {
             true => Instant::NEVER,
@@ -71,7 +73,7 @@ impl Rerouting {
         search_at.min(self.ask_at.unwrap_or(Instant::NEVER))
     }
 
-    /// Whether some follow as the log has room.
+    /// Whether connections wait to be published.
     pub(super) fn is_due(&self) -> bool {
         !self.queue.is_empty()
     }
@@ -80,18 +82,17 @@ impl Rerouting {
 /// A change of an interface.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum InterfaceChange {
-    /// It has this address from now on, and neighbours whose addresses begin with so many bits of
-    /// it.
+    /// Adds an address. Hosts that share its first `prefix` bits are neighbours.
     Add { address: IpAddr, prefix: u8 },
-    /// It has this address no longer.
+    /// Removes an address.
     Remove { address: IpAddr },
-    /// Packets for a network go through a gateway from now on.
+    /// Adds a route through a gateway.
     AddRoute(Route),
-    /// They do not any more.
+    /// Removes a route.
     RemoveRoute(Route),
-    /// Its link is up or down from now on.
+    /// The link goes up or down.
     Link { is_up: bool },
-    /// Its device takes frames again, after it was down.
+    /// The device accepts frames again, after it was down.
     Returned,
 }
 
@@ -128,7 +129,7 @@ impl RxPump {
         }
     }
 
-    /// We have this address of IPv4 from now on, besides those that we have.
+    /// Adds an IPv4 address.
     fn add_v4(&mut self, now: Instant, address: Address, prefix: u8) {
         if !self.host.site.is_own_v4(address) {
             self.take_frames_to(address);
@@ -137,7 +138,7 @@ impl RxPump {
         }
     }
 
-    /// An address of IPv4 is ours no longer.
+    /// Removes an IPv4 address.
     fn remove_v4(&mut self, now: Instant, address: Address) {
         self.change_v4(now, |site| site.remove_v4(address));
         self.leave_frames_to(address);
@@ -145,8 +146,7 @@ impl RxPump {
         self.find_lost_connections();
     }
 
-    /// Lets the device take frames to an address. What it says against that is told as its other
-    /// errors are.
+    /// Adds an address to the device's filter. A failure is reported as a device error.
     pub(super) fn take_frames_to(&self, address: Address) {
         let filter = self.world.filter.as_ref();
         if let Some(Err(error)) = filter.map(|filter| filter.add(address.ip())) {
@@ -154,7 +154,7 @@ impl RxPump {
         }
     }
 
-    /// Lets the device leave frames to an address to others.
+    /// Removes an address from the device's filter.
     pub(super) fn leave_frames_to(&self, address: Address) {
         let filter = self.world.filter.as_ref();
         if let Some(Err(error)) = filter.map(|filter| filter.remove(address.ip())) {
@@ -162,7 +162,7 @@ impl RxPump {
         }
     }
 
-    /// Changes our place in IPv4.
+    /// Changes our IPv4 addresses or routes.
     fn change_v4(&mut self, now: Instant, change: impl FnOnce(&mut Site)) {
         let before = self.host.site.clone();
         change(&mut self.host.site);
@@ -170,16 +170,16 @@ impl RxPump {
         self.find_rerouted(now, before);
     }
 
-    /// The link is there, perhaps another one than before: neighbours are asked anew, and told of
-    /// us.
+    /// The link is up, perhaps a different one: resolves neighbours again, and announces our
+    /// addresses.
     fn link_is_up(&mut self, now: Instant) {
         self.host.neighbors.forget();
         self.host.announce_again(now);
         self.change_link(now, |link| link.ask_again(now));
     }
 
-    /// Finds connections of addresses that are not ours any more. They end as the log has room (RFC
-    /// 4862 section 5.5.4).
+    /// Finds the connections of addresses that we lost. They end when the log has room (RFC 4862
+    /// section 5.5.4).
     pub(super) fn find_lost_connections(&mut self) {
         let lost = self
             .connections
@@ -194,8 +194,7 @@ impl RxPump {
         }
     }
 
-    /// A connection is known from now on, which may have begun before our addresses or routes
-    /// changed.
+    /// Adds a connection. It may have begun before our addresses or routes changed.
     pub(super) fn connection_begins(&mut self, now: Instant, flow: Flow, conn: ConnId) {
         let hop = self.hop_of(&flow);
         if let Some(hop) = hop.filter(|_| !self.connections.hints.contains_key(&flow)) {
@@ -223,7 +222,7 @@ impl RxPump {
         }
     }
 
-    /// A connection is over.
+    /// Removes a connection.
     pub(super) fn connection_ends(&mut self, flow: &Flow) {
         self.connections.hints.remove(flow);
         if let Some(hop) = self.hop_of(flow) {
@@ -238,7 +237,8 @@ impl RxPump {
         hop.filter(|_| !self.host.site.is_ourselves(remote))
     }
 
-    /// Whether the next hop of packets to `remote` had another link-layer address a while ago.
+    /// Whether the next hop of packets to `remote` changed its link-layer address in the last
+    /// [`LATE`].
     fn has_moved_lately(&self, now: Instant, remote: Address) -> bool {
         let since = now.before(LATE);
         let hop = self.host.site.next_hop(remote);
@@ -249,11 +249,11 @@ impl RxPump {
     /// other neighbours with the old link-layer address are not affected.
     pub(super) fn neighbor_moved(&mut self, neighbor: Address) {
         self.connections.rerouting.moved.insert(neighbor);
-        // The next turn looks for them.
+        // The next turn searches.
         self.v6_due = Instant::ZERO;
     }
 
-    /// Finds the connections whose next hops have moved, if that is due.
+    /// Finds the connections whose next hops have moved, if a search is due.
     fn find_moved(&mut self, now: Instant) {
         let rerouting = &mut self.connections.rerouting;
         if rerouting.moved.is_empty() || !rerouting.searches.admits(now) {
@@ -270,14 +270,14 @@ impl RxPump {
         rerouting.queue.extend(flows);
     }
 
-    /// Whether packets to `remote` go through another neighbour than they did.
+    /// Whether packets to `remote` go through another neighbour than they did `before`.
     fn is_rerouted(&self, before: &Site, remote: Address) -> bool {
         let hop = self.host.site.next_hop(remote);
         hop.is_some() && hop != before.next_hop(remote) && !self.host.site.is_ourselves(remote)
     }
 
-    /// Our place was this until now. Finds connections that have another next hop by what it is,
-    /// and opens that wait for another one.
+    /// Our addresses or routes have changed; `before` is the old state. Queues the connections
+    /// whose next hop is another one now, and starts again the opens that wait for another one.
     pub(super) fn find_rerouted(&mut self, now: Instant, before: Site) {
         let flows = self.connections.hints.keys().copied();
         let flows = flows.filter(|flow| self.is_rerouted(&before, flow.remote.address));
@@ -306,7 +306,7 @@ impl RxPump {
             .into_iter()
             .chain(resolved.into_iter().map(|(open, _)| open))
         {
-            // As if it were asked for now: the log may have no room at this moment.
+            // Starts again as a new command, because the log may have no room now.
             self.world.commands.push(Command::Open(open));
         }
         if self.connections.rerouting.before.len() == MAX_CHANGES {
@@ -322,8 +322,8 @@ impl RxPump {
         }
     }
 
-    /// Lets connections go through their next hops, as far as the log has room. Who is not known is
-    /// asked for.
+    /// Publishes the next hops of queued connections while the log has room. Resolves the hops
+    /// whose link-layer addresses are not known.
     pub(super) fn follow_routes(&mut self, now: Instant, log: &mut impl Log) {
         self.find_moved(now);
         while log.room() > RESERVED
@@ -351,12 +351,12 @@ impl RxPump {
         if self.host.neighbors.ask_for(hop, now) {
             self.with_host(now, |host| host.request_address(hop, None));
         } else if !self.host.neighbors.is_resolving(hop) {
-            // So many are asked for that there is no room.
+            // Too many hops are being resolved.
             self.connections.rerouting.ask_at = Some(now + ASK_INTERVAL);
         }
     }
 
-    /// Somebody said which link-layer address `hop` has: connections that waited for that follow.
+    /// Neighbour `hop` may have been resolved: queues the connections that wait for it.
     pub(super) fn routes_to(&mut self, hop: Address, now: Instant) {
         if !self.host.neighbors.is_resolving(hop) {
             self.answers_go_to(hop);
@@ -373,7 +373,7 @@ impl RxPump {
         }
     }
 
-    /// Asks again for the next hops of connections that nobody is asked for.
+    /// Asks again for the next hops that connections wait for and that are not being resolved.
     pub(super) fn retry_routes(&mut self, now: Instant) {
         let (hints, neighbors) = (&self.connections.hints, &self.host.neighbors);
         let mut hops = Vec::new();
@@ -389,7 +389,7 @@ impl RxPump {
         }
     }
 
-    /// The same, if that is due.
+    /// [`retry_routes`](Self::retry_routes), if it is due.
     pub(super) fn retry_routes_if_due(&mut self, now: Instant) {
         let ask_at = &mut self.connections.rerouting.ask_at;
         if ask_at.take_if(|at| *at <= now).is_some() {
@@ -397,7 +397,7 @@ impl RxPump {
         }
     }
 
-    /// Whether connections of this address end.
+    /// Whether `local` is not our address any more, so that its connections end.
     pub(super) fn is_lost(&self, local: Address) -> bool {
         !self.host.site.is_ourselves(local)
     }

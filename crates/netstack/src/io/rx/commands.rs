@@ -9,21 +9,20 @@ use crate::ip::neighbor::WaitingOpen;
 use crate::log::request::{Body, ConnId, Endpoint, Mac};
 use crate::time::Instant;
 
-/// Requests that a change of options is, at most.
+/// Requests that one change of options takes.
 pub(super) const ROOM_OF_CHANGE: usize = 3;
 
-/// Why an open fails: nobody knows the way.
+/// An open fails because no route, neighbour or source address is found.
 pub(super) const UNREACHABLE: OpenResult = OpenResult::Failed(SocketError::Unreachable);
-/// ... or as many wait as there may be connections.
+/// An open fails because too many others wait.
 const NO_ROOM: OpenResult = OpenResult::Failed(SocketError::NoRoom);
 
 impl RxPump {
-    /// Publishes what applications commanded, as far as the log has room. Returns how much was
-    /// done.
+    /// Handles the applications' commands while the log has room. Returns how many.
     #[inline]
     pub(super) fn poll_commands(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let mut done = 0;
-        // Checking whether there is something is cheaper than an attempt to take it.
+        // `is_empty` is cheaper than an attempt to pop.
         while !self.world.commands.is_empty()
             && log.room() > 0
             && !self.waits_for_control(now)
@@ -35,9 +34,8 @@ impl RxPump {
         done
     }
 
-    /// Publishes all commands that came before the frames of a batch: a listener's begins before
-    /// the first connection to it. Returns how much was done; `None` if the log had no room for
-    /// all.
+    /// Handles all commands before the frames of a batch, so that a listener exists before the
+    /// first connection to it. Returns how many; `None` if some are left.
     #[inline]
     pub(crate) fn commands_before_batch(
         &mut self,
@@ -102,7 +100,8 @@ impl RxPump {
         }
     }
 
-    /// Whether one more open may wait: so many as there may be connections. If not, it fails.
+    /// Whether `open` may wait: at most [`Limits::connections`](crate::Limits::connections) may. If
+    /// not, completes it with an error.
     pub(super) fn may_wait(&self, open: WaitingOpen) -> bool {
         let waiting = self.connections.opens.len()
             + self.host.neighbors.waiting_opens()
@@ -151,7 +150,8 @@ impl RxPump {
         self.publish_command(now, body, log);
     }
 
-    /// Publishes the progress of the application of `conn`.
+    /// Publishes the application's progress on `conn`: its cursors, changes of options, and the
+    /// end.
     pub(super) fn progress(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
         self.after_reading(now, conn);
         let Some(stream) = self.world.streams.get(conn) else {
@@ -166,10 +166,11 @@ impl RxPump {
             return;
         }
         if asked.set {
-            // A change that waits for text to be sealed comes when sealing raises the flag.
+            // A change that waits for plaintext to be sealed is published when sealing raises the
+            // flag again.
             match self.publish_changes(now, (conn, app_read), log) {
                 Some(written) => app_written = app_written.max(written),
-                // The rest of it comes when the log has room.
+                // The rest is published when the log has room.
                 None => return,
             }
         }
@@ -187,9 +188,9 @@ impl RxPump {
         self.publish_command(now, body, log);
     }
 
-    /// Publishes the changed options of a connection, each after the bytes that were written before
-    /// it, and none before these bytes are sealed. Returns how many bytes were written before the
-    /// last change, or 0; `None` if the log has no room for all.
+    /// Publishes the changed options of a connection: each after the bytes that were written before
+    /// it, once these are sealed. Returns how many bytes were written before the last change, or 0;
+    /// `None` if the log has no room for all.
     #[cold]
     fn publish_changes(
         &mut self,

@@ -1,5 +1,5 @@
-//! The connections that the receive pump knows: the connection of each flow, and the queues of
-//! connections that begin, wait or end.
+//! The connections in the receive pump: a table by flow, and queues of connections that begin, wait
+//! or end.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
@@ -12,26 +12,27 @@ use crate::ip::neighbor::WaitingOpen;
 use crate::log::request::{Body, ConnId, Flow, Mac};
 use crate::time::Instant;
 
-/// What the receive pump knows of connections.
+/// The receive pump's tables of connections.
 #[derive(Default)]
 pub(super) struct Connections {
-    pub(super) hints: HashMap<Flow, Hint>,
+/// The connection of each flow. A hint: the replicas' tables decide.
+pub(super) hints: HashMap<Flow, Hint>,
     /// How often `hints` changed.
     pub(super) hints_version: u64,
     pub(super) idle: IdleLooks,
-    /// Connections whose end was reported before their beginning.
+    /// Connections whose end was reported before their start.
     over: HashSet<ConnId>,
-    /// Active opens whose next hop is known and that wait for room in the log.
+    /// Active opens that wait for room in the log, with the link-layer address of their next hop.
     pub(super) opens: VecDeque<(WaitingOpen, Mac)>,
-    /// Opens without an address to come from.
+    /// Active opens that wait until an IPv6 address of ours is no longer tentative.
     pub(super) sourceless: VecDeque<WaitingOpen>,
-    /// Segments of no connection that wait for the next hops of their answers.
+    /// Segments without a connection that wait for the next hops of their answers.
     pub(super) unanswered: Unanswered,
-    /// Connections that follow a change of routes.
+    /// Connections whose next hop changes.
     pub(super) rerouting: Rerouting,
-    /// Connections whose path MTU has to be published.
+    /// Connections whose path MTU must be published.
     pub(super) paths: Paths,
-    /// Connections of addresses that we lost.
+    /// Connections of addresses that we lost, whose end must be published.
     pub(super) lost: BTreeSet<ConnId>,
     /// Closed connections, and the position up to which effects must be performed before
     /// `closing[0]` can be freed.
@@ -43,12 +44,12 @@ pub(super) struct Connections {
 }
 
 impl RxPump {
-    /// Takes what primaries report of connections that begin and end.
+    /// Takes the primaries' reports of connections that begin and end.
     pub(super) fn take_hints(&mut self, now: Instant) {
         while !self.world.hints.is_empty()
             && let Some(update) = self.world.hints.pop()
         {
-            // Two primaries may report the beginning and the end of a connection in either order.
+            // Two primaries may report the start and the end of a connection in either order.
             if update.open {
                 if !self.connections.over.remove(&update.conn) {
                     self.connection_begins(now, update.flow, update.conn);
@@ -98,7 +99,7 @@ impl RxPump {
         done
     }
 
-    /// Returns whether memory was given back.
+    /// Frees the place of a connection. Returns whether that returned memory to the system.
     pub(super) fn free(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) -> bool {
         self.recording.written.remove(&conn);
         self.connections.over.remove(&conn);

@@ -1,8 +1,8 @@
 //! UDP in the receive pump: the table of bound ports, received datagrams that share a request, and
 //! the datagrams that applications send.
 //!
-//! Only the pump publishes the beginning and the end of a socket, so its table equals that of every
-//! replica at the same position of the log.
+//! Only the pump publishes when a socket begins and ends, so at any position of the log its table
+//! equals every replica's.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -38,13 +38,13 @@ struct Bound {
     binding: Binding,
     /// The only peer whose datagrams it takes, if it is connected.
     remote: Option<Endpoint>,
-    /// How much of its send ring was published.
+    /// The offset up to which its send ring was published.
     taken: u64,
-    /// Whether it wants to know where datagrams were sent to, and when they came.
+    /// Whether it wants the destination address and the arrival time of each datagram.
     wants_info: bool,
     /// Whether its last datagram must not be fragmented.
     dont_fragment: bool,
-    /// Whether it ends once everything that it sent is published.
+    /// Whether it ends when all that it sent is published.
     ending: bool,
 }
 
@@ -53,34 +53,34 @@ struct Bound {
 pub(crate) struct Datagrams {
     /// Sockets by place.
     places: Vec<Option<Bound>>,
-    /// The places of the sockets at a port. No datagram to one host is for two of them.
+    /// The places of the sockets at a port. At most one of them takes the datagrams to an address.
     ports: HashMap<u16, Vec<u32>>,
-    /// Our end that was looked up last, and the place of its socket.
+    /// The last endpoint of ours that was looked up, and the place of its socket.
     last: Option<(Endpoint, u32)>,
     open: OpenRun,
-    /// Sockets whose datagrams found no room in the log.
+    /// Sockets that have more to publish.
     more: VecDeque<ConnId>,
-    /// Closed sockets, and the position up to which effects must be performed before their place is
+    /// Closed sockets, with the position up to which effects must be performed before the place is
     /// free.
     closing: VecDeque<(u64, ConnId)>,
 }
 
-/// Datagrams for one socket that will share a request.
+/// Gathered datagrams for one socket that will share a request.
 #[derive(Default)]
 struct OpenRun {
     /// Place of the socket.
     index: u32,
     lens: [u16; MAX_DATAGRAMS],
-    /// What its only frame holds, if that is several of them.
+    /// The datagrams of its only frame, if the device merged several into that frame.
     merged: Option<Merged>,
-    /// The batch that they are in, if there are any.
+    /// The batch of the frames. `None` if no datagram is gathered.
     batch: Option<Batch>,
     indices: Indices,
-    /// Whether the device vouches for their checksums.
+    /// Whether the device has verified their checksums.
     is_verified: bool,
 }
 
-/// A record of a send ring.
+/// A record in a send ring: a header and a datagram.
 #[derive(Clone, Copy)]
 struct Found {
     offset: u64,
@@ -94,7 +94,7 @@ fn payload_of<'a>(stream: &StreamRef<'a>, found: &Found) -> Parts<'a> {
 }
 
 impl Datagrams {
-    /// The socket at a place of the table.
+    /// The socket at place `place` of the table.
     pub(super) fn socket_at(&self, place: u32) -> Option<ConnId> {
         let bound = self.places.get(place as usize)?.as_ref()?;
         Some(bound.socket)
@@ -105,7 +105,7 @@ impl Datagrams {
         (bound.socket == socket).then_some(bound)
     }
 
-    /// The place of the socket that takes what is sent to `local`.
+    /// The place of the socket that takes datagrams to `local`.
     fn at(&mut self, local: Endpoint) -> Option<u32> {
         if let Some((last, index)) = self.last
             && last == local
@@ -121,15 +121,15 @@ impl Datagrams {
         Some(index)
     }
 
-    /// The socket that takes what is sent to `local`, if it is connected to `remote`.
+    /// The socket that takes datagrams to `local`, if it is connected to `remote`.
     fn connected(&mut self, local: Endpoint, remote: Endpoint) -> Option<ConnId> {
         let index = self.at(local)?;
         let bound = self.places.get(index as usize)?.as_ref()?;
         (bound.remote == Some(remote)).then_some(bound.socket)
     }
 
-    /// The place of the socket that takes a datagram from `remote` to `local`. One that is bound to
-    /// an address takes none of groups.
+    /// The place of the socket that takes a datagram from `remote` to `local`. A socket that is
+    /// bound to an address takes no multicast.
     fn receiver_of(&mut self, local: Endpoint, remote: Endpoint) -> Option<u32> {
         let index = self.at(local)?;
         let bound = self.places.get(index as usize)?.as_ref()?;
@@ -147,7 +147,7 @@ impl RxPump {
     // Received datagrams.
 
     /// Handles a datagram. `broadcast`: its frame was sent to all hosts. A broadcast datagram goes
-    /// to the socket at its port as any other; no error is ever reported about it (RFC 1122 section
+    /// to the socket at its port like any other, but never causes an ICMP error (RFC 1122 section
     /// 4.1.3.6, section 3.2.2).
     pub(crate) fn datagram(
         &mut self,
@@ -192,7 +192,7 @@ impl RxPump {
                 self.stats.malformed += 1;
                 return;
             }
-            // What is no longer than one datagram is one.
+            // A payload of at most one datagram is handled like an ordinary frame below.
             if merged.count() > 1 {
                 return self.undivided(now, (place, merged), (batch, index), log);
             }
@@ -215,8 +215,8 @@ impl RxPump {
         self.add_datagram(place, (batch, index), udp.payload_len);
     }
 
-    /// Publishes the datagrams of a frame that the device did not divide, for the socket at
-    /// `place`. They share their request with no others.
+    /// Publishes the datagrams of a frame that the device merged, for the socket at `place`, as a
+    /// separate request.
     fn undivided(
         &mut self,
         now: Instant,
@@ -234,7 +234,7 @@ impl RxPump {
         self.close_datagrams(now, log);
     }
 
-    /// Gathers a frame's datagram, or several, with those that are gathered already.
+    /// Adds a frame to the gathered datagrams.
     #[inline(always)]
     fn add_datagram(&mut self, place: u32, (batch, index): (&Batch, usize), len: u16) {
         let open = &mut self.datagrams.open;
@@ -286,20 +286,20 @@ impl RxPump {
         self.publish(&request, verdict, run, log);
     }
 
-    /// Reports an ICMP error about a datagram of ours to its socket, if that is connected to the
-    /// destination of the datagram (RFC 1122 section 4.1.3.3).
+    /// Reports an ICMP error about a datagram of ours to its socket, if the socket is connected to
+    /// the datagram's destination (RFC 1122 section 4.1.3.3).
     pub(crate) fn datagram_error(&mut self, now: Instant, dst: Address, error: &wire::UdpError) {
         let end = Endpoint::new(dst, error.port);
         self.stats.network_errors += 1;
         let trouble = match (error.remote.address.is_v4(), error.numbers) {
             (true, [3, 2 | 3]) | (false, [1, 4] | [4, 1]) => PendingError::Refused,
-            // Every router takes 68 bytes (RFC 791 section 3.2).
+            // Every router forwards packets of 68 bytes (RFC 791 section 3.2).
             (true, [3, 4]) => PendingError::TooBig {
                 mtu: error.mtu.max(68),
             },
             (true, [3, 0 | 1 | 5 | 6..=15]) | (false, [1, _]) => PendingError::Unreachable,
             (false, [2, _]) => {
-                // Whoever forges it has to know a port, too.
+                // An attacker would have to guess a bound port, too.
                 if self.datagrams.at(end).is_some() {
                     self.too_big(now, error.remote.address, (error.len, error.mtu));
                 }
@@ -307,7 +307,7 @@ impl RxPump {
             }
             _ => return,
         };
-        // All groups see it; the one that sends to this destination reports it.
+        // All groups see the error; the group that sends to this destination reports it.
         let local = Endpoint::new(Address::UNSPECIFIED, error.port);
         let flow = Flow {
             local,
@@ -334,7 +334,7 @@ impl RxPump {
         (socket, port, binding): (ConnId, u16, Option<Binding>),
         log: &mut impl Log,
     ) {
-        // The gathered datagrams belong to the sockets of before.
+        // The gathered datagrams belong to earlier sockets.
         self.close_datagrams(now, log);
         let datagrams = &mut self.datagrams;
         let index = socket.index as usize;
@@ -355,7 +355,7 @@ impl RxPump {
             datagrams.ports.entry(port).or_default().push(socket.index);
         }
         datagrams.last = None;
-        // It may have sent something already, which was looked at before it was known here.
+        // It may have sent datagrams already. The pump ignored that before it knew the socket.
         datagrams.more.push_back(socket);
         self.publish_command(now, Body::Bind { socket, port }, log);
     }
@@ -366,14 +366,14 @@ impl RxPump {
         }
     }
 
-    /// Whether a socket wants to know where datagrams were sent to, and when they came.
+    /// Sets whether a socket wants the destination address and the arrival time of each datagram.
     pub(crate) fn set_info(&mut self, socket: ConnId, wants_info: bool) {
         if let Some(bound) = self.datagrams.get(socket) {
             bound.wants_info = wants_info;
         }
     }
 
-    /// A socket was dropped: it takes no more datagrams, and ends once its own are sent.
+    /// A socket was dropped: it takes no more datagrams, and ends when its own are published.
     pub(crate) fn unbind(&mut self, now: Instant, socket: ConnId) {
         self.leave_groups(now, socket);
         let datagrams = &mut self.datagrams;
@@ -394,8 +394,8 @@ impl RxPump {
 
     // Sent datagrams.
 
-    /// Publishes what sockets sent, and frees the places of closed sockets. Returns how much was
-    /// done.
+    /// Publishes the datagrams that sockets sent, and the end of dropped sockets. Returns the
+    /// number of sockets handled.
     pub(crate) fn poll_sockets(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let mut done = 0;
         for _ in 0..BATCH {
@@ -414,7 +414,7 @@ impl RxPump {
         done
     }
 
-    /// Publishes what a socket sent while there is room; false if there is more.
+    /// Publishes the datagrams that a socket sent. Returns false if more are left.
     fn sends(&mut self, now: Instant, socket: ConnId, log: &mut impl Log) -> bool {
         let Some(stream) = self.world.queues.streams.get(socket) else {
             return true;
@@ -450,7 +450,7 @@ impl RxPump {
         false
     }
 
-    /// The record at `offset` of a send ring, if one was written.
+    /// The record at `offset` of a send ring, if one was written entirely.
     fn found(&self, socket: ConnId, offset: u64, written: u64) -> Option<Found> {
         let header_end = offset + record::HEADER as u64;
         if header_end > written {
@@ -462,8 +462,9 @@ impl RxPump {
         (offset + record::len(header.len) <= written).then_some(Found { offset, header })
     }
 
-    /// Publishes `first` and the records after it to the same destination. Returns where they end:
-    /// where they begin while too many frames wait that come back to us.
+    /// Publishes `first` and the following records to the same destination as one request. Returns
+    /// the offset of their end; the offset of `first` if nothing was published because too many
+    /// frames to ourselves wait.
     fn send_run(
         &mut self,
         now: Instant,
@@ -510,7 +511,8 @@ impl RxPump {
             Some(header.len)
         });
         let (lengths, count) = match is_own_group {
-            // A copy was given away of each that is asked for, so all of those have to leave.
+            // Each datagram that `lens` yields was already copied to ourselves, so all of them must
+            // be sent.
             true => gather(lens.take(MAX_DATAGRAMS), FrameRoom::OF_ONE),
             false => gather(lens, self.world.frame_bounds.to(remote.address, mtu)),
         };
@@ -539,7 +541,7 @@ impl RxPump {
         first.offset + record::total(&lengths, count.into())
     }
 
-    /// Gives a copy of a datagram to a group to ourselves, unless its socket does not want that.
+    /// Sends a copy of a multicast datagram to ourselves, unless its socket has disabled that.
     /// Returns false, and does nothing, while too many frames wait.
     #[cold]
     fn loops(&self, socket: ConnId, from: (Endpoint, Mac), found: &Found) -> bool {
@@ -550,7 +552,7 @@ impl RxPump {
         self.loop_datagram(from, &found.header, payload_of(&stream, found))
     }
 
-    /// Adds the records of sent datagrams to the recording, because the ring does not keep them.
+    /// Adds sent datagrams to the recording, because the ring does not keep them.
     pub(crate) fn record_sends(&mut self, request: &Request) {
         let Body::Sends {
             socket,
@@ -589,13 +591,13 @@ impl RxPump {
         self.publish(&request, None, Run::default(), log);
     }
 
-    /// The link-layer address for packets to `remote`, if known.
+    /// The link-layer address for packets to `remote`. If it is not known, starts to resolve it.
     fn resolve_next_hop(&mut self, now: Instant, remote: Address) -> Option<Mac> {
         self.with_host(now, |host| host.resolve(Cause::Ours, now, remote))
     }
 
-    /// Where datagrams of a socket to `remote` come from, if there is such an address. What is
-    /// bound to an address of this host alone sends nothing to others.
+    /// The source address of a socket's datagrams to `remote`, if there is one. A socket that is
+    /// bound to a loopback address sends only to this host.
     fn source_for(&self, bound: &Bound, remote: Address) -> Option<Address> {
         let only = bound.binding.address;
         if only.is_some_and(|only| only.ip().is_loopback()) && !self.host.site.is_ourselves(remote)
@@ -608,8 +610,9 @@ impl RxPump {
         }
     }
 
-    /// Builds a datagram whose next hop is not known yet, and queues the frame until it is (RFC
-    /// 1122 section 2.3.2.2).
+    /// Builds a datagram whose next hop is not resolved yet, and queues its frames until it is (RFC
+    /// 1122 section 2.3.2.2). Drops it if there is no route or source address. Returns the offset
+    /// of its end.
     fn send_unresolved(
         &mut self,
         now: Instant,
@@ -637,8 +640,8 @@ impl RxPump {
         self.skip_datagram(now, bound, found, log)
     }
 
-    /// Drops a datagram that must not be fragmented and is longer than the path takes, and reports
-    /// that to its socket.
+    /// Drops a datagram that must not be fragmented but exceeds the path MTU, and reports that to
+    /// its socket. Returns the offset of its end.
     #[cold]
     fn refuse_datagram(
         &mut self,
@@ -652,8 +655,8 @@ impl RxPump {
         self.skip_datagram(now, bound, found, log)
     }
 
-    /// The replicas learn only that the place of a datagram in the ring is free. Returns where it
-    /// ends.
+    /// Publishes that a datagram's bytes in the ring are free, and nothing to send. Returns the
+    /// offset of its end.
     fn skip_datagram(
         &mut self,
         now: Instant,
@@ -678,7 +681,7 @@ impl RxPump {
         upto
     }
 
-    /// Frees the places of closed sockets once all their work is done.
+    /// Frees the places of closed sockets whose work is done. Returns how many.
     pub(super) fn free_sockets(&mut self, log: &mut impl Log) -> usize {
         while !self.world.queues.unbound.is_empty()
             && let Some(socket) = self.world.queues.unbound.pop()

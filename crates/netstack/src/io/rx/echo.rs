@@ -13,7 +13,7 @@ use crate::ip::neighbor::Cause;
 use crate::packet as wire;
 use crate::time::Instant;
 
-/// Requests that have no reply yet, at most; the oldest are forgotten.
+/// Maximum number of requests without a reply. The oldest are forgotten.
 const MOST_WAITING: usize = 1024;
 
 /// Requests that were sent and have no reply yet, oldest first.
@@ -23,7 +23,7 @@ pub(super) struct Echoes {
 }
 
 impl Echoes {
-    /// Returns how many are forgotten.
+    /// Adds a request. Returns how many others were forgotten (0 or 1).
     fn sent(&mut self, ident: u16, sequence: u16, now: Instant) -> u64 {
         let is_full = self.sent.len() == MOST_WAITING;
         if is_full {
@@ -33,7 +33,7 @@ impl Echoes {
         is_full.into()
     }
 
-    /// When the request was sent that has its reply now.
+    /// Removes the request that a reply answers, and returns when it was sent.
     fn replied(&mut self, ident: u16, sequence: u16) -> Option<Instant> {
         let is = |(of, number, _): &(u16, u16, Instant)| (*of, *number) == (ident, sequence);
         let at = self.sent.iter().position(is)?;
@@ -42,7 +42,8 @@ impl Echoes {
 }
 
 impl RxPump {
-    /// Sends the echo requests of a socket. Each may be many frames, so others may have to wait.
+    /// Sends the echo requests of a socket. Each may be many frames; when too many control frames
+    /// wait, the rest is queued as another command.
     pub(super) fn send_echoes(&mut self, now: Instant, ident: u16) {
         let queues = self.world.socket_table().echoes.get(&ident).cloned();
         while let Some(request) = queues.as_ref().and_then(|queues| queues.request()) {
@@ -75,7 +76,7 @@ impl RxPump {
         self.with_host(now, |host| host.send_frames(now, Cause::Ours, to, frames));
     }
 
-    /// A reply came, to somebody's request.
+    /// Gives an echo reply to the socket whose request it answers.
     pub(super) fn take_echo_reply(&mut self, now: Instant, frame: &Frame) {
         let Some(reply) = wire::echo_of(frame.bytes()) else {
             return;

@@ -48,7 +48,7 @@ impl RxPump {
         }
     }
 
-    /// Handles a packet that is no segment and no datagram for us. `broadcast`: its frame was sent
+    /// Handles a packet that is neither a segment nor a datagram. `broadcast`: its frame was sent
     /// to all hosts.
     pub(super) fn packet(
         &mut self,
@@ -84,7 +84,7 @@ impl RxPump {
         }
     }
 
-    /// Handles a frame of IPv6 that is no segment for us.
+    /// Handles an IPv6 frame that is not a segment for us.
     pub(super) fn frame_v6(
         &mut self,
         now: Instant,
@@ -97,7 +97,7 @@ impl RxPump {
         }
     }
 
-    /// A socket listens to a group, or does not any more.
+    /// A socket starts or stops listening to a multicast group.
     pub(super) fn member(&mut self, now: Instant, member: Member<ConnId>, listens: bool) {
         self.host.groups.change(member, listens, now);
         self.v6_due = self.v6_due.min(self.host.groups.next_deadline());
@@ -108,18 +108,18 @@ impl RxPump {
         self.v6_due = self.v6_due.min(self.host.groups.next_deadline());
     }
 
-    // Our place in IPv6.
+    // Our IPv6 addresses and routes.
 
-    /// The stack has IPv6. `routes` are all that are configured.
+    /// Enables IPv6. `routes` are all configured routes.
     pub(crate) fn enable_v6(&mut self, config: Ipv6Config, routes: &[crate::ip::route::Route]) {
         if let Some(place) = self.host.enable_v6(config, routes) {
             self.world.set_v6(place);
         }
-        // The other groups look at every turn whether our place has changed.
+        // The other groups check in every turn whether our addresses or routes have changed.
         self.v6_due = Instant::ZERO;
     }
 
-    /// When the link wants a turn.
+    /// When [`turn_v6`](Self::turn_v6) is due.
     pub(super) fn v6_deadline(&self) -> Instant {
         if !self.connections.lost.is_empty() || self.connections.rerouting.is_due() {
             return Instant::ZERO;
@@ -131,7 +131,7 @@ impl RxPump {
             .min(self.host.paths.next_deadline())
     }
 
-    /// Does the work that is due on the link, and takes the new place.
+    /// Does the due work of lost addresses, next hops, path MTUs and the IPv6 link.
     #[cold]
     pub(super) fn turn_v6(&mut self, now: Instant, log: &mut impl Log) {
         self.with_host(now, |host| host.report_groups(now));
@@ -152,8 +152,9 @@ impl RxPump {
         }
     }
 
-    /// Our place, if it has changed: for us, sockets, and the other groups. `limited`: messages
-    /// of others may have changed it, so the rate of changes is limited.
+    /// If our IPv6 addresses or routes have changed, publishes them for this pump, sockets and the
+    /// other groups. `limited`: received messages may have changed them, so the rate of changes is
+    /// limited.
     fn take_place(&mut self, now: Instant, limited: bool) {
         if let Some(place) = self.host.changed_place(now, limited) {
             self.filter_v6(&place);
@@ -163,15 +164,14 @@ impl RxPump {
         self.v6_due = self.v6_deadline();
     }
 
-    /// Changes the link as the application wants it.
+    /// Changes the IPv6 link for an application.
     pub(super) fn change_link(&mut self, now: Instant, what: impl FnOnce(&mut Ipv6Link)) {
         if self.host.change_link(what) {
             self.take_place(now, false);
         }
     }
 
-    /// Updates the filter of the device: it takes frames to our IPv6 addresses and to tentative
-    /// ones, and no longer to addresses that we lost.
+    /// Adds new IPv6 addresses, also tentative ones, to the device's filter, and removes lost ones.
     fn filter_v6(&self, place: &Place) {
         if self.world.filter.is_none() {
             return;
@@ -186,13 +186,13 @@ impl RxPump {
         }
     }
 
-    /// Whether the first group knows of another place than this one.
+    /// Whether the first group has published IPv6 addresses or routes that this one has not taken.
     pub(super) fn follows_place(&self) -> bool {
         let known = self.host.followed_version();
         known.is_some_and(|version| version != self.world.shared.v6_version())
     }
 
-    /// Takes the place that the first group knows.
+    /// Takes the IPv6 addresses and routes that the first group has published.
     fn follow_v6(&mut self, now: Instant) {
         let (world, host) = (&self.world, &mut self.host);
         let Some(before) = host.take_place(world.shared.v6_version(), || world.v6()) else {
@@ -206,12 +206,13 @@ impl RxPump {
         self.find_lost_connections();
         self.find_rerouted(now, before);
         for open in opens {
-            // As if it were asked for now: the log may have no room at this moment.
+            // Starts again as a new command, because the log may have no room now.
             self.world.commands.push(Command::Open(open));
         }
     }
 
-    /// Whether an open waits, because we have no address yet that is ours alone.
+    /// Whether `open` must wait because all of our suitable addresses are tentative. If so, queues
+    /// it, or fails it for lack of room.
     pub(super) fn waits_for_source(&mut self, open: WaitingOpen) -> bool {
         let remote = open.remote.address;
         if remote.is_v4() || !self.host.has_v6() {

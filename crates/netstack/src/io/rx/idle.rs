@@ -1,47 +1,48 @@
-//! Idle connections give memory back.
+//! Returns the memory of idle connections to the system.
 //!
-//! What a connection has carried leaves pages of its receive ring, its send ring and its delivery
-//! slots in memory. The pump returns them to the system when the connection has been idle for
-//! [`LOOK_EVERY`] to three times that; a page that is used again is a new one.
+//! Traffic leaves pages of a connection's receive ring, send ring and delivery slots in memory. The
+//! pump returns them when the connection has been idle for one to three times [`LOOK_EVERY`]. The
+//! system supplies new pages if the connection is used again.
 //!
 //! # How an idle connection is found
-//! Nothing is counted or stamped for a segment. The pump looks at each connection every
+//! The fast path counts and records nothing for this. The pump looks at each connection every
 //! [`LOOK_EVERY`]:
 //!
-//! 1. The application's cursors have moved since the last look: there will be another look.
-//! 2. They have not: the pump *watches* the connection. It counts the table of hints as changed, so
-//!    for the next run of each flow the hint is looked up again ([`RxPump::hint_of`]); the run of a
-//!    watched connection ends its watch.
-//! 3. It is still watched, and all that was published before the watch is performed: its memory is
-//!    given back, and no further look is due. The run that ends the watch asks for the next one.
+//! 1. If the application's cursors have moved since the last look, there will be another look.
+//! 2. If not, the pump *watches* the connection. It counts the table of hints as changed, so that
+//!    the next run of every flow looks up its hint again ([`RxPump::hint_of`]). That look-up ends
+//!    the watch of a watched connection.
+//! 3. If the connection is still watched, and every request published before the watch is
+//!    performed, the pump returns its memory. No further look is due until a run ends the watch.
 //!
-//! A connection with unread or unreleased bytes is looked at [`ATTEMPTS`] times, and then left
-//! alone until a run ends its watch or, with unread bytes, until its application reads
-//! ([`StreamRef::ask_for_read`](crate::io::stream::StreamRef::ask_for_read)). So a stack sleeps
-//! without end if no connection has anything to give back.
+//! If bytes are unread or unreleased, the pump tries [`ATTEMPTS`] times. Then it waits until a run
+//! ends the watch or, if bytes are unread, until the application reads
+//! ([`StreamRef::ask_for_read`](crate::io::stream::StreamRef::ask_for_read)). So a stack can sleep
+//! indefinitely if no connection has memory to return.
 //!
 //! # Why no byte is lost
-//! - *Primaries.* What stores into the receive ring, or stamps, belongs to a run of the connection:
-//!   the worker that stores a payload ahead has begun the verdict of a request that is not
-//!   performed, and that which delivers has begun a unit of it. A run that was published before the
-//!   watch is performed, so neither goes on, not even on a thread that is held up: this is the rule
-//!   by which the place of a closed connection is used again ([`RxPump::reap`]). A run that was
-//!   published since would have ended the watch, and the pump, which publishes them, is here.
-//! - *The reader.* All that was stored is read: stamped bytes lie below `app_read`, and so does
-//!   every byte that was stored behind a gap (`gap_end`). So no slice is lent, no unit is opened or
-//!   processed in place, and no part of a unit waits for its rest. A reader may look at the slots
-//!   at any time. It finds a stamp or none; `unstamped` says which of those that are gone were
-//!   there.
-//! - *Frames.* All that was written is released. `Effect::Release` follows the departure of every
-//!   frame that was numbered before, so none that reads the ring, or that lies there for a device,
-//!   is left. Later frames carry later bytes.
-//! - *The writer.* One compare-and-swap begins each write, and each giving back (`send_user`). A
-//!   writer that reserved a range has begun until it commits or drops it. A stream of units, in
-//!   which workers write ahead, has begun for good: its send ring stays.
-//! - *Closing.* A closed connection is in no table of hints, so it is not checked. When its entry
-//!   is recycled, its pages are given back if it has carried much
-//!   ([`Streams::recycle`](crate::io::stream::Streams)); a few stay for the next connection with
-//!   its stream.
+//! - *Primaries.* Only work on a run of the connection stores into the receive ring, or stamps: a
+//!   worker that stores payload ahead has begun the verdict of a request that is not performed, and
+//!   a worker that delivers has begun one of its units. Every run published before the watch is
+//!   performed, so no such work is under way, not even on a thread that has lost its core.
+//!   [`RxPump::reap`] relies on the same rule to reuse the place of a closed connection. A run
+//!   published later would have ended the watch, and only the pump, which runs this, publishes.
+//! - *The reader.* All stored bytes are read: stamped bytes are below `app_read`, and so is every
+//!   byte that was stored after a gap (`gap_end`). So no slice is lent, no unit is being opened or
+//!   processed in place, and no partial unit waits for its rest. A reader may look at the slots at
+//!   any time. It finds a stamp or none, and reads from `unstamped` which stamps were lost when the
+//!   slots were returned.
+//! - *Frames.* All written bytes are released. `Effect::Release` comes after the departure of every
+//!   frame that was numbered before it, so no frame or device reads the ring. Later frames carry
+//!   later bytes.
+//! - *The writer.* A compare-and-swap on `send_user` begins each write, and each return of the send
+//!   ring's memory. A writer that reserved a range holds `send_user` until it commits or drops the
+//!   range. A stream of units, into which workers write ahead, holds it for good: its send ring
+//!   stays.
+//! - *Closing.* A closed connection is not in the table of hints, so it is never checked. When its
+//!   place is recycled, the pages of its stream are returned if it has carried much
+//!   ([`Streams::recycle`](crate::io::stream::Streams)); a few stay for the next connection that
+//!   gets the stream.
 //!
 //! The state of replicas, and thus the log and a recording of it, does not depend on any of this.
 
@@ -53,23 +54,24 @@ use super::{Log, RxPump};
 use crate::log::request::{ConnId, Flow};
 use crate::time::{Duration, Instant};
 
-/// How long after one look at a connection the next one is due.
+/// Time between two looks at a connection.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Looks at a watched connection that has bytes which are not read or not released.
+/// Maximum number of looks at a watched connection with unread or unreleased bytes.
 const ATTEMPTS: u8 = 4;
-/// Connections that are looked at in one turn of the pump, so that it is not held for long: to give
-/// memory back takes some microseconds.
+/// Maximum number of looks in one turn of the pump. Returning memory takes some microseconds, so
+/// more would hold up the pump.
 pub(super) const LOOKS: usize = 8;
-/// No such position.
+/// The value of `Hint::watched` for a connection that is not watched.
 const UNWATCHED: u64 = u64::MAX;
 
-/// What the pump knows of the connection of a flow.
+/// The connection of a flow, as far as the pump knows, and its next look.
 #[derive(Clone, Copy)]
 pub(super) struct Hint {
     pub(super) conn: ConnId,
-    /// Number of the look that is due; 0: none.
+    /// Number of the look that is due, or 0.
     look: u32,
-    /// The position before which the connection's last run was published, if it is watched.
+    /// The position at which the watch began, or `UNWATCHED`. The connection's last run was
+    /// published before it.
     watched: u64,
 }
 
@@ -80,26 +82,26 @@ struct Look {
     flow: Flow,
     /// The application's cursors at the last look.
     cursors: (u64, u64),
-    /// Looks at which something was in the way.
+    /// Looks that found unread or unreleased bytes.
     attempts: u8,
 }
 
-/// The looks that are due at connections.
+/// The pending looks at connections.
 #[derive(Default)]
 pub(super) struct IdleLooks {
-    /// In the order in which they are due.
+    /// The looks, in the order in which they are due.
     looks: VecDeque<Look>,
-    /// The number of the last one.
+    /// The number of the last look.
     last: u32,
-    /// Connections that are left alone until their application reads, and what was known of their
-    /// window.
+    /// Connections that wait until their application reads. For each, the edge of its window, which
+    /// [`ask_for_read`](crate::io::stream::StreamRef::ask_for_read) returned.
     unread: HashMap<ConnId, (Flow, u64)>,
 }
 
 impl IdleLooks {
-    /// Asks for a look at the connection of `flow`. Returns its number.
+    /// Schedules a look at the connection of `flow`. Returns its number.
     fn ask(&mut self, now: Instant, flow: Flow, cursors: (u64, u64), attempts: u8) -> u32 {
-        // Not 0.
+        // 0 means that no look is due.
         self.last = self.last.checked_add(1).unwrap_or(1);
         self.looks.push_back(Look {
             due: now + LOOK_EVERY,
@@ -135,7 +137,7 @@ impl IdleLooks {
         look
     }
 
-    /// The connection is gone.
+    /// Removes a connection.
     pub(super) fn forget(&mut self, conn: ConnId) {
         self.unread.remove(&conn);
     }
@@ -160,7 +162,8 @@ impl RxPump {
             .is_some_and(|hint| hint.conn == conn)
     }
 
-    /// The connection of a flow, as far as it is known. A run of it will be published.
+    /// The connection of a flow, or `ConnId::NONE`. Ends a watch, so the caller must publish a run
+    /// of the flow.
     pub(super) fn hint_of(&mut self, now: Instant, flow: &Flow) -> ConnId {
         let Some(hint) = self.connections.hints.get(flow) else {
             return ConnId::NONE;
@@ -184,7 +187,7 @@ impl RxPump {
         }
     }
 
-    /// The application of `conn` may have read what was in the way of giving memory back.
+    /// The application of `conn` may have read: if that was awaited, schedules another look.
     #[inline]
     pub(super) fn after_reading(&mut self, now: Instant, conn: ConnId) {
         if !self.connections.idle.unread.is_empty() {
@@ -206,8 +209,8 @@ impl RxPump {
         }
     }
 
-    /// Looks at connections, as far as that is due. Returns whether more are due than are looked at
-    /// in a turn, as 1; what was looked at counts as nothing that was done.
+    /// Takes up to [`LOOKS`] due looks. Returns 1 if more are due, 0 otherwise; looks do not count
+    /// as work.
     #[cold]
     pub(super) fn look_at_idle(&mut self, now: Instant, log: &impl Log) -> usize {
         for _ in 0..LOOKS {
@@ -224,7 +227,7 @@ impl RxPump {
         let flow = look.flow;
         let hint = self.connections.hints.get_mut(&flow);
         let Some(hint) = hint.filter(|hint| hint.look == look.number) else {
-            // The connection is gone, or another look is due.
+            // The connection is gone, or another look replaced this one.
             return;
         };
         hint.look = 0;
@@ -239,8 +242,8 @@ impl RxPump {
             hint.watched = log.published();
             self.connections.hints_version += 1;
         } else {
-            // Of a worker that has left solo mode positions are counted anew; all that it published
-            // there is performed.
+            // When a worker leaves solo mode, positions start again from a lower value; every
+            // request of solo mode is performed.
             let position = hint.watched.min(log.published());
             if log.performed() >= position {
                 #[cfg(feature = "testkit")]

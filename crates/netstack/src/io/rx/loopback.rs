@@ -1,15 +1,15 @@
 //! Packets to ourselves (RFC 1122 section 3.2.1.3 (g)).
 //!
-//! They have our own link-layer address as source and destination. The transmit pump puts such
-//! frames into the mailbox of the group that they are for, instead of giving them to the device, so
-//! the wire never sees one. The receive pump takes them from there, with a parser of their own:
-//! header templates of the wire's frames match none of them, and none of theirs matches a frame
-//! that a neighbour forged. What looks like them on the wire is martian, as ever.
+//! Such frames have our own link-layer address as source and destination. The transmit pump puts
+//! them into the mailbox of the destination's group instead of giving them to the device, so they
+//! never leave this host. The receive pump parses them with a separate parser. So its header
+//! templates never match a frame from the wire that a neighbour forged, and templates of frames
+//! from the wire match none of these. A frame from the wire with such addresses is martian.
 //!
-//! What a socket sends to a multicast group goes both ways if sockets here listen to the group (RFC
-//! 1112 section 6.1): its frames leave, and the receive pump puts a copy, one frame however long,
-//! into the mailbox before they are numbered. From there on the copy is as a neighbour's datagram,
-//! and what a device hands back of the others is martian: it comes from an address of ours.
+//! A datagram to a multicast group is also for us if sockets here listen to the group (RFC 1112
+//! section 6.1). Before its frames are numbered, the receive pump puts a copy into the mailbox, as
+//! one frame of any length. The copy is then handled like a neighbour's datagram. If a device hands
+//! us the frames that left, they are martian, because they come from our address.
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -27,18 +27,18 @@ use crate::udp::record::RecordHeader;
 /// Packets to ourselves in the receive pump.
 #[derive(Default)]
 pub(super) struct Loopback {
-    /// Made when it is needed.
+    /// Created for the first packet to ourselves.
     parser: Option<Parser>,
 }
 
 impl RxPump {
-    /// Handles frames that we sent to ourselves, as far as the log has room. Returns how many.
+    /// Handles frames that we sent to ourselves while the log has room. Returns how many.
     #[cold]
     pub(super) fn take_looped(&mut self, now: Instant, log: &mut impl Log) -> usize {
         // Every frame may need a place in the log, and so may the gathered datagrams.
         let room = log.room().saturating_sub(RESERVED + 2).min(BATCH);
         let mailbox = &self.world.mailbox;
-        // Before they are taken: what comes afterwards says so again.
+        // Cleared before the frames are taken, so that later frames set it again.
         // ORDERING: Acquire, pairs with the Release in `World::loop_back`.
         mailbox.has_looped.swap(false, Ordering::Acquire);
         let frames: Vec<_> = core::iter::from_fn(|| mailbox.looped.pop())
@@ -50,7 +50,7 @@ impl RxPump {
         if frames.is_empty() {
             return 0;
         }
-        // What answers them comes back, too.
+        // Answers to them are packets to ourselves, too.
         self.world.enable_loopback();
         let count = frames.len();
         let batch = Batch::new(frames);
@@ -62,7 +62,7 @@ impl RxPump {
         count
     }
 
-    /// As [`Parser::parse`], of frames that came back.
+    /// As [`Parser::parse`], for frames that we sent to ourselves.
     pub(super) fn parse_looped(&mut self, now: Instant, batch: &Batch, log: &mut impl Log) -> u64 {
         let world = Arc::clone(&self.world);
         let mut parser = match self.loopback.parser.take() {
@@ -79,12 +79,12 @@ impl RxPump {
         segments
     }
 
-    /// Whether datagrams to `remote` are for sockets of ours, too: for a group in which we are.
+    /// Whether `remote` is a multicast group that sockets of ours listen to.
     pub(super) fn is_own_group(&self, remote: Address) -> bool {
         remote.is_multicast() && self.host.is_to_all(remote, true)
     }
 
-    /// Gives a copy of a datagram from `local` to a group to ourselves. Returns false, and does
+    /// Sends a copy of a multicast datagram from `local` to ourselves. Returns false, and does
     /// nothing, while too many frames wait.
     #[cold]
     pub(super) fn loop_datagram(

@@ -1,10 +1,11 @@
-//! What passes the path to a destination (RFC 1191, RFC 8201), in the receive pump.
+//! Path MTU discovery in the receive pump (RFC 1191, RFC 8201).
 //!
-//! A router's word counts if it is about what left: a connection knows the numbers that are in
-//! flight and tells ([`Effect::PathMtu`](crate::log::effect::Effect::PathMtu)), and the host
-//! knows the sizes of datagrams, fragments and echoes that it sent lately
-//! ([`PathMtus`](crate::ip::pmtu::PathMtus)). Whichever group knows tells the others of its
-//! interface. Connections obey, and so do datagrams and echoes of IPv6; routers cut those of IPv4.
+//! A router's message counts only if it is about a packet that we sent. A connection checks that
+//! the sequence number is in flight, and reports the MTU by
+//! [`Effect::PathMtu`](crate::log::effect::Effect::PathMtu). For datagrams, fragments and echoes,
+//! the host compares the sizes that it sent lately ([`PathMtus`](crate::ip::pmtu::PathMtus)). The
+//! group that accepts a message informs the other groups of its interface. TCP connections and IPv6
+//! datagrams and echoes keep to the path MTU; routers fragment IPv4 datagrams and echoes.
 
 use std::collections::BTreeSet;
 
@@ -13,21 +14,21 @@ use crate::ip::rate_limit::TokenBucket;
 use crate::log::request::{Address, Body, Flow};
 use crate::time::{Duration, Instant};
 
-/// Destinations whose connections are told together that less passes; of more, datagrams alone
-/// know.
+/// Destinations with a smaller MTU that one search covers. Beyond that, only datagrams learn of it.
 const MAX_NARROWED: usize = 256;
 
-/// Searches for such connections in a row, and how long until one more may be: all are looked at.
+/// Rate of searches for connections to such destinations: the burst, and the interval after it. A
+/// search visits every connection.
 const SEARCHES: (u64, Duration) = (16, Duration::from_millis(100));
 
-/// Connections that follow their paths.
+/// Path MTUs that connections do not know yet.
 pub(super) struct Paths {
-    /// Destinations to which less passes than connections may know, and the connections that are
-    /// told as the log has room.
-    narrowed: BTreeSet<Address>,
-    narrow: BTreeSet<Flow>,
-    searches: TokenBucket,
-    /// What the link takes of IPv6, if the log does not say it yet.
+/// Destinations whose path MTU became smaller, and whose connections have not been searched.
+narrowed: BTreeSet<Address>,
+/// Connections whose path MTU is published when the log has room.
+narrow: BTreeSet<Flow>,
+searches: TokenBucket,
+/// The link's MTU for IPv6, if it is not published yet. 0: routers announce none.
     link_mtu: Option<u16>,
 }
 
@@ -43,7 +44,7 @@ impl Default for Paths {
 }
 
 impl Paths {
-    /// When a turn is due.
+    /// When the next turn is due.
     pub(super) fn next_deadline(&self) -> Instant {
         if !self.narrow.is_empty() || self.link_mtu.is_some() {
             return Instant::ZERO;
@@ -54,14 +55,15 @@ impl Paths {
         }
     }
 
-    /// Connections that may be told.
+    /// Queues connections, whose path MTUs will be published.
     fn tell(&mut self, flows: impl Iterator<Item = Flow>) {
         self.narrow.extend(flows);
     }
 }
 
 impl RxPump {
-    /// No more than `mtu` bytes pass to `remote`.
+    /// Records that the path MTU to `remote` is at most `mtu`. Returns whether that is less than
+    /// before.
     fn narrow_path(&mut self, now: Instant, (remote, mtu): (Address, u16)) -> bool {
         let is_less = self.host.paths.too_big(remote, mtu, now);
         if is_less && self.connections.paths.narrowed.len() < MAX_NARROWED {
@@ -71,8 +73,8 @@ impl RxPump {
         is_less
     }
 
-    /// Routers say what the link takes of IPv6, or do not any more: connections follow, and what
-    /// SYNs announce, as it does in Linux.
+    /// The MTU that IPv6 routers announce has changed: updates connections, and the MSS of later
+    /// SYNs, as Linux does.
     pub(super) fn follow_link_mtu(&mut self) {
         self.connections.paths.link_mtu = Some(self.host.site.v6.mtu.unwrap_or(0));
         let flows = self.connections.hints.keys().copied();
@@ -82,8 +84,9 @@ impl RxPump {
         self.v6_due = Instant::ZERO;
     }
 
-    /// A router says that a packet of `len` bytes to `remote` was larger than `mtu`, which no
-    /// connection sent. Whoever forges that has to know what we sent (RFC 8201 section 4).
+    /// A router reports that a packet of `len` bytes to `remote`, not a TCP segment, exceeded
+    /// `mtu`. An attacker would have to know the size of a packet that we sent (RFC 8201 section
+    /// 4).
     pub(super) fn too_big(&mut self, now: Instant, remote: Address, (len, mtu): (u16, u16)) {
         if mtu < len
             && self.host.paths.has_sent(remote, len, now)
@@ -93,7 +96,7 @@ impl RxPump {
         }
     }
 
-    /// Takes what other groups and our connections know.
+    /// Takes the path MTUs that other groups and our connections report. Returns how many.
     pub(super) fn take_paths(&mut self, now: Instant) -> usize {
         let mut done = 0;
         while !self.world.mailbox.paths.is_empty()
@@ -105,7 +108,7 @@ impl RxPump {
         done
     }
 
-    /// A connection begins: its path may be known already.
+    /// A connection begins: publishes its path MTU if that is known and smaller than the link's.
     pub(super) fn path_begins(&mut self, flow: Flow) {
         if self.host.segment_mtu(flow.remote.address) < self.world.limits.mtu {
             self.connections.paths.narrow.insert(flow);
@@ -113,8 +116,8 @@ impl RxPump {
         }
     }
 
-    /// Tells connections what is known of their paths, as far as the log has room. All are looked
-    /// at for it, so that is done only so often.
+    /// Publishes the path MTUs of connections while the log has room. The search visits every
+    /// connection, so its rate is limited.
     pub(super) fn follow_paths(&mut self, now: Instant, log: &mut impl Log) {
         let paths = &mut self.connections.paths;
         self.host.paths.expire(now);

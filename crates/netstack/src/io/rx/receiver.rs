@@ -1,4 +1,4 @@
-//! The receive pump where one worker does all the work.
+//! The receive pump for a thread that claims its own frames: `single`, `pipelined`, solo mode.
 
 use super::{BATCH, Batches, Log, RESERVED, RxPump};
 use crate::io::Batch;
@@ -6,25 +6,25 @@ use crate::io::claim::Claimer;
 use crate::io::sleep::Receiving;
 use crate::time::Instant;
 
-/// Batches of frames that are received before any is processed, where one worker does all the work.
+/// Maximum number of batches that are published before the thread does other work.
 const MAX_BATCHES: usize = 4;
 
-/// Batches that are claimed when the pump wants them.
+/// Claims a batch from the device whenever the pump asks for one.
 struct Claiming<'a> {
     claimer: &'a mut Claimer,
 }
 
 impl Batches for Claiming<'_> {
     fn publish(&mut self, pump: &mut RxPump, now: Instant, log: &mut impl Log) -> (usize, bool) {
-        // Every frame may need a place in the log, and so may the gathered datagrams. Frames for
-        // which there is no room stay in the device.
+        // Every frame may need a request, and so may the gathered datagrams. Frames without room
+        // stay in the device.
         let room = log.room().saturating_sub(RESERVED + 2).min(BATCH);
         self.claimer.give_back(&mut pump.recycler);
         if room == 0 {
             pump.stats.log_full += 1;
             return (0, false);
         }
-        // Time goes on meanwhile, as if the device had none.
+        // Reported as an empty device, so that the pump still publishes the time.
         if pump.waits_for_control(now) {
             return (0, true);
         }
@@ -59,7 +59,7 @@ impl Batches for Claiming<'_> {
 }
 
 impl RxPump {
-    /// As many turns as there are full batches, [`MAX_BATCHES`] at most. Returns how much was done.
+    /// Takes turns while batches are full, but at most [`MAX_BATCHES`]. Returns how much was done.
     pub(crate) fn turns(
         &mut self,
         now: Instant,
@@ -80,7 +80,7 @@ impl RxPump {
     }
 }
 
-/// A receive pump and the device, for a thread that takes every step by itself.
+/// A receive pump and its device, for a thread that owns both.
 pub(crate) struct Receiver {
     pub(crate) pump: RxPump,
     claimer: Claimer,
@@ -104,7 +104,7 @@ impl Receiver {
         self.pump.turns(now, deadline, &mut self.claimer, log)
     }
 
-    /// Whether there is something to publish that lies not in the device.
+    /// Whether there is something to publish other than frames in the device.
     pub(crate) fn has_work(&self) -> bool {
         self.claimer.unpublished.is_some() || self.pump.has_work()
     }

@@ -1,11 +1,11 @@
-//! Segments of no connection in the receive pump. What answers them, be it a SYN-ACK, a cookie or a
-//! reset, goes through routes and neighbours as all else does: the request of such a run names the
-//! next hop of its answer. While that is not known, the run waits here.
+//! Segments without a connection in the receive pump. Their answer (a SYN-ACK, a cookie or a reset)
+//! is routed like any packet, so the request of such a run names the answer's next hop. While its
+//! link-layer address is unknown, the run waits here.
 //!
-//! Anybody causes answers, from any address. So no frame but one of ARP or neighbour discovery
-//! tells how a neighbour is reached, few neighbours are asked for answers alone
-//! ([`Cause::Answer`]), and few runs wait, as copies: the device gets its buffers back. What does
-//! not fit is dropped and counted, and its sender repeats it.
+//! An attacker can cause answers from any address. So link-layer addresses are learned only from
+//! ARP and neighbour discovery, few neighbours are resolved only for an answer ([`Cause::Answer`]),
+//! and few runs wait. They wait as copies, so the device gets its buffers back. Runs that do not
+//! fit are dropped and counted; their sender retransmits.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,21 +17,22 @@ use crate::ip::neighbor::{Cause, FRAME_OVERHEAD};
 use crate::log::request::{Address, Flow, Mac, Request, Verdict};
 use crate::time::Instant;
 
-/// Runs that wait for one next hop, and bytes of all that wait.
+/// Maximum number of runs that wait for one next hop.
 const MOST_FOR_ONE: usize = 64;
+/// Maximum number of bytes of all runs that wait.
 const MOST_BYTES: usize = 1 << 20;
 
-/// Runs whose answers have no way yet.
+/// Runs whose answers have no known next hop yet.
 #[derive(Default)]
 pub(super) struct Unanswered {
     waiting: BTreeMap<Address, Vec<Held>>,
-    /// Those whose next hop is known now. They are published as the log has room.
+    /// Runs whose next hop is known now. They are published when the log has room.
     ready: VecDeque<Held>,
-    /// What all of them count.
+    /// The cost of all of them.
     bytes: usize,
 }
 
-/// A run that waits, with frames of its own.
+/// A run that waits, with copies of its frames.
 struct Held {
     request: Request,
     flow: Flow,
@@ -39,14 +40,14 @@ struct Held {
     run: Run,
 }
 
-/// What a run counts that waits.
+/// The memory that a waiting run takes, in bytes.
 fn cost(run: &Run) -> usize {
     let frames = run.frames().iter();
     let bytes: usize = frames.map(|frame| frame.len() + FRAME_OVERHEAD).sum();
     bytes + size_of::<Held>()
 }
 
-/// The same run, which leaves the device its frames.
+/// A copy of a run, which does not hold buffers of the device.
 fn copied(run: &Run) -> Run {
     let copy = |frame: &Frame| Frame::from_buffer(frame.bytes().into(), 0, frame.len(), frame.meta);
     Run::of(run.frames().iter().map(copy).collect(), run.seq)
@@ -59,8 +60,8 @@ impl Unanswered {
 }
 
 impl RxPump {
-    /// The link-layer address that what answers a run of no connection goes to. If it is not known,
-    /// the run waits, or is dropped.
+    /// The link-layer address to which the answer to this run goes. If it is not known, the run
+    /// waits or is dropped.
     #[cold]
     pub(super) fn hop_of_answer(
         &mut self,
@@ -94,7 +95,7 @@ impl RxPump {
         None
     }
 
-    /// Asks for `hop`. Returns whether a run that counts so much may wait for it.
+    /// Starts to resolve `hop`. Returns whether a run of this cost may wait for it.
     fn may_wait_for(&mut self, now: Instant, hop: Address, cost: usize) -> bool {
         let unanswered = &self.connections.unanswered;
         let waiting = unanswered.waiting.get(&hop).map_or(0, Vec::len);
@@ -105,14 +106,14 @@ impl RxPump {
         has_room && self.host.neighbors.is_resolving(hop)
     }
 
-    /// Somebody said how `hop` is reached.
+    /// `hop` is resolved: the runs that wait for it can be published.
     pub(super) fn answers_go_to(&mut self, hop: Address) {
         if let Some(held) = self.connections.unanswered.waiting.remove(&hop) {
             self.connections.unanswered.ready.extend(held);
         }
     }
 
-    /// Nobody said how `hop` is reached.
+    /// `hop` did not answer: drops and counts the runs that wait for it.
     pub(super) fn answers_have_no_way(&mut self, hop: Address) {
         for held in self
             .connections
@@ -127,7 +128,7 @@ impl RxPump {
         }
     }
 
-    /// Publishes runs whose answers have a way now. Returns how many.
+    /// Publishes the runs whose next hop is known. Returns how many.
     #[cold]
     pub(super) fn take_unanswered(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let mut done = 0;
