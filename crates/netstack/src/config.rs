@@ -1,42 +1,43 @@
-//! What can be set: defaults, ranges, and the reasons for them.
+//! Settings and limits: defaults, ranges, and the reasons for them.
 //!
-//! # Inner limits
+//! # Fixed limits
 //!
-//! What [`Limits`] does not set is bounded as follows. "Waits": whoever has it keeps it and offers
-//! it again, so nothing is lost. Where something is lost, the table says who notices.
+//! [`Limits`] does not set the bounds of the following table. "Waits": the owner keeps the excess and
+//! tries again later, so nothing is lost. Where something is lost, the table names the counter or
+//! the error that reports it.
 //!
-//! | what | how many | beyond that |
+//! | resource | limit | beyond the limit |
 //! |---|---|---|
-//! | ARP, ICMP and neighbour discovery that we send, and datagrams that waited for a neighbour | 256 KiB, then 8 MiB (`io/control.rs`) | frames wait in the device, opens and echo requests in their queues; if the device takes nothing for 10 ms, what is beyond 8 MiB is dropped: [`PumpStats::control_dropped`] |
-//! | opens that wait for a neighbour, or for an address of IPv6 | [`Limits::connections`] | [`SocketError::NoRoom`] |
-//! | datagrams that wait for a neighbour | four times [`Limits::udp_send_buffer`], at least 212,992 bytes; 4 MiB for all (`ip/neighbor.rs`) | the oldest make room (RFC 1122 section 2.3.2.2): [`PumpStats::unresolved`] |
-//! | segments without a connection that wait for the next hop of their answer | 64 runs each; 1 MiB for all (`io/rx/unanswered.rs`) | dropped: [`PumpStats::unresolved`] |
-//! | neighbours that are known, besides next hops of connections | 1024 | the one that was needed least lately is forgotten, and asked for when it is needed |
-//! | neighbours that datagrams ask for at a time | 1024 | the datagram is dropped: [`PumpStats::unresolved`] |
-//! | changes of a neighbour's address | one in a second each, 16 in a row | believed when it says so again: [`PumpStats::neighbor_moves_rejected`] |
-//! | pieces of a datagram, and what is kept of datagrams | [`ReassemblyLimits`] | the datagram is dropped: [`PumpStats::bad_fragments`] |
+//! | ARP, ICMP and neighbour discovery that we send, and datagrams that waited for a neighbour | 256 KiB, then 8 MiB (`io/control.rs`) | frames wait in the device, opens and echo requests in their queues; if the device takes nothing for 10 ms, frames beyond 8 MiB are dropped: [`PumpStats::control_dropped`] |
+//! | opens that wait for a neighbour, or for an IPv6 address | [`Limits::connections`] | [`SocketError::NoRoom`] |
+//! | datagrams that wait for a neighbour | four times [`Limits::udp_send_buffer`], at least 212,992 bytes; 4 MiB for all (`ip/neighbor.rs`) | the oldest for this neighbour make room (RFC 1122 section 2.3.2.2); beyond 4 MiB, new ones are dropped: [`PumpStats::unresolved`] |
+//! | segments without a connection that wait for the next hop of their answer | 64 runs for one hop; 1 MiB for all (`io/rx/unanswered.rs`) | dropped: [`PumpStats::unresolved`] |
+//! | known neighbours that are not next hops of connections | 1024 | the least recently needed are forgotten, and resolved again when needed |
+//! | neighbours that are being resolved for datagrams | 1024 | the datagram is dropped: [`PumpStats::unresolved`] |
+//! | changes of neighbours' link-layer addresses | one per second for each neighbour; 16 at once, then 10 per second for all | accepted when the neighbour repeats its claim: [`PumpStats::neighbor_moves_rejected`] |
+//! | fragments of a datagram, and memory for all of them | [`ReassemblyLimits`] | the datagram is dropped: [`PumpStats::bad_fragments`] |
 //! | extension headers, and options in one | 8 (RFC 8504 section 5.3) | the packet is dropped: [`PumpStats::malformed`] |
-//! | addresses and networks that routers of IPv6 give | 16 of each, 8 routers | the next is taken when one has ended, and the router repeats it |
-//! | path MTUs that are known | 256 | the oldest is forgotten, and the router says it again |
-//! | frames to ourselves that wait | 1024 a group | those behind wait in their transmit slots |
-//! | echo requests of a socket that are not sent | 256 | [`SocketError::WouldBlock`] |
-//! | echo replies that are not read | 256 a socket | the oldest makes room: [`PumpStats::echo_replies_unread`] |
+//! | addresses and prefixes that IPv6 routers advertise | 16 of each, 8 routers | accepted when another one has expired and the router repeats it |
+//! | known path MTUs | 256 | the oldest is forgotten, and learned again from the router |
+//! | frames to ourselves that wait | 1024 a group | later frames wait in their transmit slots |
+//! | echo requests of a socket that are not sent yet | 256 | [`SocketError::WouldBlock`] |
+//! | unread echo replies | 256 a socket | the oldest makes room: [`PumpStats::echo_replies_unread`] |
 //! | echo requests without a reply | 1024 | the reply to the oldest is ignored: [`PumpStats::echo_requests_forgotten`] |
-//! | UDP sockets; ports that are given out | [`Limits::udp_sockets`]; 32,768 | [`SocketError::TooManySockets`]; [`SocketError::NoPort`] |
-//! | groups and sources of a socket | 64 | [`SocketError::TooManyGroups`] |
-//! | sources of a record, records of a report | 50, 20 | further records, further reports |
+//! | UDP sockets; ephemeral ports | [`Limits::udp_sockets`]; 32,768 | [`SocketError::TooManySockets`]; [`SocketError::NoPort`] |
+//! | multicast groups and sources of a socket | 64 | [`SocketError::TooManyGroups`] |
+//! | sources of a multicast record, records of a report | 50, 20 | the rest goes into more records and reports |
 //! | addresses and routes of an interface | 64 and 1024 of each family | [`SocketError::TooManyAddresses`], [`SocketError::TooManyRoutes`], or [`ConfigError`] |
-//! | segments of a run, datagrams of a request | 60, 16 | the next request has them |
-//! | batches that are claimed and not published | 16 of 120 frames | frames wait in the device |
-//! | ranges that arrived out of order | 256 a connection (`tcp/reassembly.rs`) | the segment is dropped; its sender sends it again |
-//! | ranges of the scoreboard | 512 a connection | neighbours become one; what was known of them is learned again |
-//! | changes of routes that late connections follow | 16 | the connection keeps the next hop that it has until the next change |
-//! | connections, sockets whose application has news | as many as there are | more are in a list that grows |
-//! | messages of TLS without text; a handshake message | 32; 64 KiB | the connection ends with an alert |
+//! | segments of a run, datagrams of a request | 60, 16 | the rest goes into the next request |
+//! | batches that are claimed but not published | 16 of 120 frames | frames wait in the device |
+//! | ranges that arrived out of order | 256 a connection (`tcp/reassembly.rs`) | the segment is dropped; its sender retransmits |
+//! | ranges of the scoreboard | 512 a connection | adjacent ranges are merged; their details are learned again |
+//! | changes of routes that are kept for connections reported late | 16 | the connection keeps its next hop until the next change |
+//! | connections whose application has made progress | twice [`Limits::connections`] | an overflow list grows |
+//! | consecutive TLS messages without text; a handshake message | 32; 64 KiB | the connection ends with an alert |
 //! | groups; replicas of a group | 64; 56 | [`ConfigError`]; [`MembershipError::NoFreeSlot`] |
 //! | frames that a router holds for a device | 1024 | [`RouterStats::overflowed`] |
-//! | frames between a device and a group of several (`split`) | `groups::INBOX` | frames wait in the device, or the device drops and counts them |
-//! | buffers, results and frames that are kept to be used again | 32 to 1024 | memory is allocated anew |
+//! | frames between a device and one of several groups (`split`) | `groups::INBOX` | frames wait in the device, or the device drops and counts them |
+//! | buffers, results and frames kept for reuse | 32 to 1024 | memory is allocated |
 //!
 //! [`PumpStats::control_dropped`]: crate::stats::PumpStats::control_dropped
 //! [`PumpStats::echo_replies_unread`]: crate::stats::PumpStats::echo_replies_unread

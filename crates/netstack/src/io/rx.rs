@@ -1,9 +1,9 @@
 //! The receive pump. It is not a thread: any worker may take it for a moment.
 //!
-//! It is the only publisher of a group's log. It samples everything that `apply` must know and
-//! cannot compute: time, transmit credit, and the applications' cursors. It receives parsed runs of
-//! segments. It handles datagrams and commands itself; the [`IpHost`] handles everything else that
-//! arrives. The transmit pump is [`TxPump`](crate::io::tx::TxPump).
+//! It is the only publisher of a group's log. It samples every input that `apply` cannot compute:
+//! time, transmit credit, and the applications' cursors. It publishes parsed runs of segments, and
+//! handles datagrams and commands itself; the [`IpHost`] handles all other packets. The transmit
+//! pump is [`TxPump`](crate::io::tx::TxPump).
 
 pub(crate) mod addresses;
 mod commands;
@@ -52,25 +52,25 @@ pub(crate) use receiver::Receiver;
 
 /// The most frames that a thread handles with a pump before it releases the pump.
 pub(crate) const BATCH: usize = 32;
-/// Places of the log that frames leave free for time, credit and applications.
+/// Requests for which frames leave room in the log: for time, credit and applications.
 pub(crate) const RESERVED: usize = 4;
-/// Frames without a request that are taken before the time, once it is due: as many as a device may
-/// have gathered while this machine stood still.
+/// When a deadline is due, the maximum number of frames without a request that are handled before
+/// the time is published: about as many as a device gathers while the machine is suspended.
 const MAX_LATE_FRAMES: usize = 4096;
 
-/// The destination of requests: a log, or the state itself.
+/// Where the pump publishes requests: a log, or a queue of the thread that owns the state.
 pub(crate) trait Log {
     /// How many requests may be published now.
     fn room(&mut self) -> usize;
     /// Publishes a request with its frames, and with its verdict if that is known already. Requires
     /// room.
     fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run);
-    /// How many further requests are needed before the frames of all published requests can be
-    /// returned.
+    /// How many further requests complete the last chunk, so that the frames of all published
+    /// requests can be returned.
     fn gap(&self) -> usize {
         0
     }
-    /// The requests that follow come from a batch that this worker parsed, if any.
+    /// The worker that parsed the batch of the following requests, if any.
     fn set_parser(&mut self, _: Option<u8>) {}
     /// Passes the runs that are no longer needed to `each`.
     fn reclaim(&mut self, each: &mut dyn FnMut(Run));
@@ -82,10 +82,10 @@ pub(crate) trait Log {
 
 /// The batches that a receive pump publishes.
 pub(crate) trait Batches {
-    /// Publishes what batches hold, as far as the log has room. Returns how many frames were
-    /// handled, and whether the device has no more.
+    /// Publishes the requests of batches while the log has room. Returns how much was done, and
+    /// whether the device has no more frames.
     fn publish(&mut self, pump: &mut RxPump, now: Instant, log: &mut impl Log) -> (usize, bool);
-    /// Whether so many frames are held that the device may have none left.
+    /// Whether the stack holds enough frames to leave the device without free buffers.
     fn hold_many(&self) -> bool;
 }
 
@@ -99,23 +99,24 @@ pub(crate) struct RxPump {
     /// The group of this pump, and the hash that maps flows to groups.
     group: GroupIndex,
     grouping: Grouping,
-    /// Whether payload may be stored while it is verified. This must not change: the pump knows
-    /// nothing of payload that was published otherwise.
+    /// Whether payload may be stored before it is verified. Must not change: the pump keeps no
+    /// record of payload that it published otherwise.
     pub(crate) stores_ahead: bool,
-    /// Frames that are no longer needed, which the current holder of the pump brought along.
+    /// The frame recycler of the worker that holds the pump.
     pub(crate) recycler: FrameRecycler,
-    /// Parses datagrams that are reassembled, and all batches where one thread takes every step.
+    /// Parses reassembled datagrams. Also parses batches if the thread that claims them holds the
+    /// pump.
     parser: Parser,
     loopback: Loopback,
-    /// Frames of a batch that are no segments for us; empty between batches.
+    /// Indices of the frames of a batch that are not segments for us; empty between batches.
     others: Vec<u8>,
     datagrams: Datagrams,
     echoes: Echoes,
     connections: Connections,
     control_wait: ControlWait,
-    /// When something is due on the link, or for connections that follow it.
+    /// When [`turn_v6`](Self::turn_v6) is due.
     v6_due: Instant,
-    /// What was last published besides requests' own content.
+    /// The last published time and credit.
     published: Published,
     recording: Recording,
     /// Payload bytes received in segments.
@@ -123,24 +124,25 @@ pub(crate) struct RxPump {
     pub(crate) stats: PumpStats,
 }
 
-/// What requests carry besides what they are about, as it was last published.
+/// The last published values that every request carries.
 #[derive(Default)]
 struct Published {
-    time: Instant,
-    /// The transmit credit.
-    sent: u64,
-    /// The number of requests when the time was due, and how many frames came since without one.
+time: Instant,
+/// The transmit credit.
+sent: u64,
+/// The number of requests when a deadline was due, and how many frames were handled since then
+/// without another request.
     late: (u64, usize),
 }
 
-/// What the recorder knows, if there is one.
+/// The recorder, if there is one, and its progress.
 struct Recording {
     recorder: Option<Recorder>,
-    /// For each connection, how many written bytes were published.
+    /// For each connection, the recorded number of bytes that its application has written.
     written: HashMap<ConnId, u64>,
 }
 
-/// Whatever runs the stack is gone: nothing that was asked of it will be done any more.
+/// No thread runs the stack any more. Shuts it down, so that no application waits forever.
 impl Drop for RxPump {
     fn drop(&mut self) {
         self.world.shut_down();
@@ -196,18 +198,18 @@ impl RxPump {
         }
     }
 
-    /// Makes the pump one of several groups. Only the first group answers frames that reach all of
-    /// them.
+    /// Makes this the pump of one of several groups. Only the first group answers frames that reach
+    /// all groups.
     pub(crate) fn join_groups(&mut self, group: GroupIndex) {
         self.group = group;
         let keys = Keys::new(self.secret);
         self.grouping = Grouping::new(&keys, group.count);
-        // The group's sockets and the other groups use other identifications.
+        // Sockets of this group and other groups draw IP identifications from other sequences.
         let idents = Identifications::new(&keys, 2 * group.index + 1, 2 * group.count);
         self.host.share(group.is_first(), idents);
     }
 
-    /// Whether this flow is this group's.
+    /// Whether this flow belongs to this group.
     pub(crate) fn has_flow(&self, flow: &Flow) -> bool {
         self.group.count == 1 || self.grouping.group(flow) == self.group.index
     }
@@ -220,9 +222,9 @@ impl RxPump {
         }
     }
 
-    /// One turn: updates from applications, what `batches` hold, and time or credit if no request
-    /// has carried them. `deadline` is the time at which the state wants a request. Returns how
-    /// much was done.
+    /// One turn: handles the queues of applications and the frames of `batches`; publishes time or
+    /// credit if no other request carried them. `deadline` is the next deadline of the state.
+    /// Returns how much was done.
     pub(crate) fn turn(
         &mut self,
         now: Instant,
@@ -244,8 +246,8 @@ impl RxPump {
             self.host.announce_again(now);
         }
         self.take_hints(now);
-        // Every request carries the time. If that makes a deadline due, frames are received first:
-        // an acknowledgment may have waited in the device for as long as this machine stood still.
+        // Every request carries the time. If a deadline is due, frames are handled first: an
+        // acknowledgment may have waited in the device while this machine was suspended.
         let mut done = 0;
         if self.is_time_due(deadline, now) {
             let (frames, device_empty) = self.late_frames(now, deadline, batches, log);
@@ -266,8 +268,8 @@ impl RxPump {
         done
     }
 
-    /// No frames arrive, perhaps because the device has no free buffers: frames are returned by
-    /// chunks of the log, and the last chunk is not full. Fills the chunk with empty requests.
+    /// Fills the last chunk of the log with empty requests, so that its frames can be returned.
+    /// Needed when no frames arrive, perhaps because the device has no free buffers.
     #[cold]
     pub(crate) fn pad_chunk(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let gap = log.gap();
@@ -281,8 +283,8 @@ impl RxPump {
         gap
     }
 
-    /// Whether `deadline` is due and no published request has that time. A deadline that was
-    /// published already is due only because this worker's replica lags behind.
+    /// Whether `deadline` is due and no published request carries its time. If one does, this
+    /// worker's replica has not applied it yet.
     fn is_time_due(&self, deadline: Instant, now: Instant) -> bool {
         deadline <= now && self.published.time < deadline
     }
@@ -369,8 +371,8 @@ impl RxPump {
     }
 
     fn poll_queues(&mut self, now: Instant, log: &mut impl Log) -> usize {
-        // Before anything is published: without a log, what is published in this turn counts as
-        // performed in the next one, and there may be something in each.
+        // These two come before anything is published: without a log, the requests of this turn are
+        // performed only after it, so a later check of `performed` could fail in every turn.
         let mut done = self.free_sockets(log);
         done += self.reap(now, log);
         self.with_host(now, |host| host.on_time(now));
@@ -396,7 +398,7 @@ impl RxPump {
         for _ in 0..BATCH {
             let mailbox = &self.world.mailbox;
             let is_quiet = mailbox.dirty.is_empty() && mailbox.overflow.is_empty();
-            // The progress of a connection follows its options.
+            // A connection's progress is published after changes of its options.
             if is_quiet || log.room() <= ROOM_OF_CHANGE {
                 break;
             }
@@ -428,8 +430,7 @@ impl RxPump {
         overdue.failed
     }
 
-    /// Whether so many frames of ours wait for the device that whatever may ask for more has to
-    /// wait, too.
+    /// Whether too many control frames wait for the device, so that nothing may add more.
     #[inline]
     pub(crate) fn waits_for_control(&mut self, now: Instant) -> bool {
         self.control_wait.has_to_wait(&self.world.control, now)
@@ -437,8 +438,8 @@ impl RxPump {
 
     // Frames.
 
-    /// As [`Batches::publish`], before anything else. Frames that bring no request carry no time
-    /// either: after many of them the time comes by itself.
+    /// As [`Batches::publish`], when a deadline is due. If many frames cause no request, which
+    /// would carry the time, publishes the time separately.
     #[cold]
     #[inline(never)]
     fn late_frames(
@@ -460,13 +461,13 @@ impl RxPump {
     }
 
     /// Parses a batch and publishes its runs as they end; then handles its other frames. Requires
-    /// room for as many requests as there are frames, and one.
+    /// room for one request more than there are frames.
     fn parse_and_publish(&mut self, now: Instant, batch: &Batch, log: &mut impl Log) {
         if self.host.is_looping {
             self.stats.segments += self.parse_looped(now, batch, log);
         } else {
             let world = Arc::clone(&self.world);
-            // They are put back below: the pump is lent while they are used.
+            // Put back below: `publishing` borrows the whole pump.
             let mut parser = core::mem::take(&mut self.parser);
             let mut publishing = RunPublisher {
                 pump: self,
@@ -486,7 +487,7 @@ impl RxPump {
         }
     }
 
-    /// Handles a frame of a batch that is no segment for us.
+    /// Handles a frame of a batch that is not a segment for us.
     pub(crate) fn frame(&mut self, now: Instant, batch: &Batch, index: usize, log: &mut impl Log) {
         let bytes = batch[index].bytes();
         let Some((src, dst)) = wire::link(bytes) else {
@@ -498,7 +499,7 @@ impl RxPump {
         }
         let broadcast = dst == [0xff; 6] || dst[0] & 1 != 0 && self.host.listens_at(dst);
         if dst != self.world.mac && !broadcast {
-            // A group of IPv6 is found behind a tag only.
+            // An IPv6 multicast frame gets here only if it has a VLAN tag.
             if dst[0] & 1 == 0 || !self.untagged(now, &batch[index], log) {
                 self.stats.not_ours += 1;
             }
@@ -511,9 +512,8 @@ impl RxPump {
         self.parsed(now, (broadcast, false), (batch, index), log);
     }
 
-    /// Handles a frame of which addresses and link are in order, but that its source may be an
-    /// address of ours, of IPv6: `is_from_us`. `broadcast`: it was sent to all hosts, or a group of
-    /// them.
+    /// Handles a frame whose addresses are valid. `broadcast`: it was sent to all hosts or to a
+    /// multicast group. `is_from_us`: its IPv6 source address is ours.
     fn parsed(
         &mut self,
         now: Instant,
@@ -523,7 +523,7 @@ impl RxPump {
     ) {
         let ours = |address| self.host.is_ours(address) && !broadcast;
         match wire::parse(batch[index].bytes()) {
-            // Neighbours may say that an address of ours is theirs; that is all they may.
+            // Only neighbour discovery may use our address as source: it reports a duplicate.
             Ok(packet) if is_from_us && !matches!(packet, Packet::Link { .. }) => {
                 self.stats.martians += 1;
             }
@@ -542,14 +542,14 @@ impl RxPump {
         }
     }
 
-    /// Handles a frame of no known type without its tag, if that names no VLAN. Returns whether it
-    /// has such a tag.
+    /// If an unknown frame has a priority tag (a tag of VLAN 0), handles it without the tag.
+    /// Returns whether it has one.
     #[cold]
     pub(crate) fn untagged(&mut self, now: Instant, frame: &Frame, log: &mut impl Log) -> bool {
         let Some(frame) = frame.without_priority_tag() else {
             return false;
         };
-        // All groups see a frame with a tag.
+        // All groups see a tagged frame.
         if self.is_for_this_group(&frame) {
             self.parse_and_publish(now, &Arc::new(vec![frame]), log);
         } else {
@@ -558,9 +558,9 @@ impl RxPump {
         true
     }
 
-    /// An ICMP error about a segment of ours (RFC 1122 sections 3.2.2 and 4.2.3.9, RFC 4443 section
-    /// 3). Source quench is ignored (RFC 6633), and a packet that is too big for IPv6's least MTU
-    /// (RFC 8201 section 4).
+    /// Publishes an ICMP error about a segment of ours (RFC 1122 sections 3.2.2 and 4.2.3.9, RFC
+    /// 4443 section 3). Ignores source quench (RFC 6633), and an MTU below IPv6's minimum (RFC 8201
+    /// section 4).
     fn network_error(&mut self, now: Instant, error: &wire::TcpError, log: &mut impl Log) {
         self.stats.network_errors += 1;
         let mtu = error.mtu;
@@ -585,8 +585,8 @@ impl RxPump {
         self.publish_command(now, body, log);
     }
 
-    /// Publishes a run of segments of `flow`. `hint` is the connection of the flow, with the
-    /// version of the table that it was looked up in.
+    /// Publishes a run of segments of `flow`. `hint` caches the connection of the flow, with the
+    /// version of the table at the look-up.
     #[inline]
     pub(crate) fn publish_run(
         &mut self,
@@ -606,7 +606,7 @@ impl RxPump {
             }
         };
         if conn == ConnId::NONE {
-            // Nobody may answer for another host or group.
+            // Segments to another host or group must not be answered.
             let is_foreign = self.host.is_foreign(&flow);
             if is_foreign || !self.has_flow(&flow) {
                 let count = match is_foreign {
@@ -651,7 +651,7 @@ impl RxPump {
     pub(crate) fn has_work(&self) -> bool {
         !self.configured
             || !self.connections.opens.is_empty()
-            // These wait for work of other threads, and for frames that the device takes.
+            // These wait for other threads' work, and until the device accepts frames.
             || !self.connections.closing.is_empty() && !self.world.is_device_refusing()
             || self.datagrams.has_work()
             || self.connections.unanswered.has_work()
@@ -660,12 +660,12 @@ impl RxPump {
             || self.follows_place()
     }
 
-    /// What it and its host counted.
+    /// The counters of the pump and its host.
     pub(crate) fn stats(&self) -> PumpStats {
         self.stats.and(self.host.stats)
     }
 
-    /// Lets the addresses be announced at the start.
+    /// Makes the pump announce its addresses at the start.
     pub(crate) fn announce(&mut self) {
         self.host.announce = true;
     }
@@ -698,14 +698,14 @@ impl<L: Log> Found for RunPublisher<'_, L> {
 }
 
 /// Adds the application's read and write cursors to the digest of `run`, for the connection that
-/// its hint names. With `ahead`, reserves a place in the receive ring for the payload of the run if
-/// it is still to be verified, so that it can be stored meanwhile.
+/// its hint names. With `ahead`, reserves space in the receive ring for the payload. If that is not
+/// verified yet (`Some(true)`), it can be stored there before its delivery.
 #[inline(always)]
 fn sample_cursors(world: &World, digest: &mut Digest, ahead: Option<bool>, run: &mut Run) {
     if let Some(stream) = world.streams.get(digest.hint) {
         let (app_read, app_written) = stream.cursors();
         if stream.has_changes() {
-            // They come before what is written behind them.
+            // The changes must be published before the bytes that were written after them.
             return;
         }
         digest.app_read = app_read as u32;

@@ -591,7 +591,7 @@ impl RxPump {
         self.publish(&request, None, Run::default(), log);
     }
 
-    /// The link-layer address for packets to `remote`. If it is not known, starts to resolve it.
+    /// The link-layer address for packets to `remote`, if it is known.
     fn resolve_next_hop(&mut self, now: Instant, remote: Address) -> Option<Mac> {
         self.with_host(now, |host| host.resolve(Cause::Ours, now, remote))
     }
