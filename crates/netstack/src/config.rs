@@ -2,9 +2,9 @@
 //!
 //! # Fixed limits
 //!
-//! [`Limits`] does not set the bounds of the following table. "Waits": the owner keeps the excess and
-//! tries again later, so nothing is lost. Where something is lost, the table names the counter or
-//! the error that reports it.
+//! [`Limits`] does not set the bounds of the following table. "Waits": the owner keeps the excess
+//! and tries again later, so nothing is lost. Where something is lost, the table names the counter
+//! or the error that reports it.
 //!
 //! | resource | limit | beyond the limit |
 //! |---|---|---|

@@ -127,11 +127,11 @@ pub(crate) struct RxPump {
 /// The last published values that every request carries.
 #[derive(Default)]
 struct Published {
-time: Instant,
-/// The transmit credit.
-sent: u64,
-/// The number of requests when a deadline was due, and how many frames were handled since then
-/// without another request.
+    time: Instant,
+    /// The transmit credit.
+    sent: u64,
+    /// The number of requests when a deadline was due, and how many frames were handled since then
+    /// without another request.
     late: (u64, usize),
 }
 

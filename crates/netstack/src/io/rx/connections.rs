@@ -15,8 +15,8 @@ use crate::time::Instant;
 /// The receive pump's tables of connections.
 #[derive(Default)]
 pub(super) struct Connections {
-/// The connection of each flow. A hint: the replicas' tables decide.
-pub(super) hints: HashMap<Flow, Hint>,
+    /// The connection of each flow. A hint: the replicas' tables decide.
+    pub(super) hints: HashMap<Flow, Hint>,
     /// How often `hints` changed.
     pub(super) hints_version: u64,
     pub(super) idle: IdleLooks,

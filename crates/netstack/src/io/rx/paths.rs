@@ -23,12 +23,12 @@ const SEARCHES: (u64, Duration) = (16, Duration::from_millis(100));
 
 /// Path MTUs that connections do not know yet.
 pub(super) struct Paths {
-/// Destinations whose path MTU became smaller, and whose connections have not been searched.
-narrowed: BTreeSet<Address>,
-/// Connections whose path MTU is published when the log has room.
-narrow: BTreeSet<Flow>,
-searches: TokenBucket,
-/// The link's MTU for IPv6, if it is not published yet. 0: routers announce none.
+    /// Destinations whose path MTU became smaller, and whose connections have not been searched.
+    narrowed: BTreeSet<Address>,
+    /// Connections whose path MTU is published when the log has room.
+    narrow: BTreeSet<Flow>,
+    searches: TokenBucket,
+    /// The link's MTU for IPv6, if it is not published yet. 0: routers announce none.
     link_mtu: Option<u16>,
 }
 
