@@ -9,7 +9,7 @@ pub struct Closed<T>(pub T);
 /// The reason why [`try_publish`](crate::Publisher::try_publish) did not publish.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum TryPublishError<T> {
-    /// The slowest subscriber is `capacity` entries behind.
+    /// The slowest subscriber lags by `capacity` entries.
     Full(T),
     /// The channel is closed.
     Closed(T),

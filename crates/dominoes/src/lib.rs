@@ -30,14 +30,14 @@
 //! ```
 //! use dominoes::{SpinYield, channel};
 //!
-//! // At most 1024 entries that somebody has not released; the wait strategy is a type.
+//! // At most 1024 entries that a subscription has not released; the wait strategy is a type.
 //! let (mut publisher, log) = channel::<u64, SpinYield>(1024);
 //! let mut subscription = log.subscribe()?; // sees everything from here on
 //!
-//! publisher.publish(1)?; // waits while the channel is full; an error says that it is closed
+//! publisher.publish(1)?; // waits while the channel is full; an error means that it is closed
 //! publisher.try_publish(2)?; // does not wait, and gives the value back if it cannot go in
 //! publisher.publish_all([3, 4])?; // one claim for the lot, whole or not at all
-//! publisher.publish_slice(&[5, 6])?; // the same for `Copy` entries
+//! publisher.publish_slice(&[5, 6])?; // as `publish_all`, for `Copy` entries
 //! drop(publisher); // the last publisher closes the channel
 //!
 //! let mut sum = 0;
@@ -45,7 +45,7 @@
 //!     for (seq, n) in &batch {
 //!         sum += n * (seq + 1);
 //!     }
-//! } // a batch is released as its guard goes
+//! } // dropping a batch releases its entries
 //! assert_eq!(sum, 1 + 4 + 9 + 16 + 25 + 36);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -60,7 +60,7 @@
 //! publisher.publish_all(["a", "b", "c"])?;
 //! let end = subscription.poll(); // how far the channel is published
 //! for seq in (subscription.position()..end).rev() {
-//!     assert!(subscription.get(seq).is_some()); // any order, as often as one likes
+//!     assert!(subscription.get(seq).is_some()); // in any order, any number of times
 //! }
 //! subscription.advance_to(2); // "a" and "b" may be overwritten
 //! assert_eq!(subscription.get(1), None);
@@ -98,7 +98,7 @@
 //! | [`Wheel`], [`TimerFeed`], [`TimerPublisher`] | timers, local to a domain or published |
 //! | [`Snapshot`], [`Meter`] | statistics of domains and channels |
 //! | [`Fingerprints`] | whether the copies still agree |
-//! | [`Channel`], [`WorkShare`] | other kinds of channel behind one trait |
+//! | [`Channel`], [`WorkShare`] | a trait for channels, and other kinds of them |
 //! | [`EventCount`], [`WaitSet`], [`Wait`], [`Semaphore`] | sleeping on one source or on many without losing a wake-up |
 //!
 //! # When a primary dies
@@ -148,7 +148,7 @@
 //! };
 //! thread::scope(|scope| scope.spawn(|| primary(&units)).join()).unwrap_err();
 //!
-//! // Another replica finds the unit late, and goes on where the dead one stopped.
+//! // Another replica finds the unit late, and continues where the dead one stopped.
 //! assert_eq!(units.state(1), UnitState::Free);
 //! let mut unit = units.begin(1).unwrap();
 //! assert_eq!(unit.next(), 1);
@@ -159,8 +159,8 @@
 //!
 //! # Guarantees
 //!
-//! * *Bounded and lossless.* When the slowest subscription is `capacity` entries behind, a
-//!   publisher waits, or gets an error that the channel is full. No entry is overwritten before it
+//! * *Bounded and lossless.* When the slowest subscription lags by `capacity` entries, a publisher
+//!   waits, or gets an error that the channel is full. No entry is overwritten before it
 //!   is released, and no subscription is removed unless it agrees: [`Log::evict`] only asks.
 //!   Without any subscription, entries are discarded and publishers continue.
 //! * *One order.* All subscriptions see the same entries at the same positions, without holes,
@@ -194,10 +194,10 @@
 //! calls with a plain model. `tests/pitfalls.rs` has a test for each bug known from other
 //! channels. `tests/group.rs` steps groups by hand, with kills, joins, leaves and flipped bits at
 //! every step. `tests/adversarial.rs` has a test for each block of `unsafe`, with user code that
-//! panics, lies and calls back. `examples/stress.rs` joins, forks, leaves and panics under load,
-//! also under AddressSanitizer, ThreadSanitizer (`.ci/sanitize`) and Valgrind. Four files contain
-//! `unsafe`: `ring.rs`, `slots.rs`, `attachments.rs` and `exclusive.rs`. The module documentation
-//! of `ring.rs` and of `attachments.rs` has the soundness arguments.
+//! panics, breaks contracts and reenters. `examples/stress.rs` joins, forks, leaves and panics
+//! under load, also under AddressSanitizer, ThreadSanitizer (`.ci/sanitize`) and Valgrind. Four
+//! files contain `unsafe`: `ring.rs`, `slots.rs`, `attachments.rs` and `exclusive.rs`. The module
+//! documentation of `ring.rs` and of `attachments.rs` has the soundness arguments.
 #![deny(unsafe_code)]
 
 /// Compiles and runs the examples of the README.

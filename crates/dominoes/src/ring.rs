@@ -1,20 +1,19 @@
 //! The multicast ring: claim, show, read. No other file accesses slot memory, except
 //! `attachments.rs` for its own values.
 //!
-//! # Who writes what
+//! # The fields and their writers
 //!
-//! * `slots`: entry `seq` is in slot `seq & mask`. The publisher that claimed `seq` writes it,
-//!   all subscribers read it in place, the holder of `reclaim.lock` empties it (only for
-//!   payloads with a destructor).
-//! * `tail`: everything below is claimed. `CLOSED` in its top bit ends claiming for good.
-//!   Several publishers move it by compare-and-swap; a publisher that is alone does not maintain
-//!   it.
-//! * `published`: written by a publisher that is alone; everything below is published. With
-//!   `MULTI` in its top bit, everything below is published, and `laps` shows the rest.
+//! * `slots`: entry `seq` is in slot `seq & mask`. The publisher that claimed `seq` writes it, all
+//!   subscribers read it in place, and the holder of `reclaim.lock` empties it (only for payloads
+//!   with a destructor).
+//! * `tail`: all positions below are claimed. `CLOSED`, its top bit, ends claiming for good.
+//!   Several publishers advance it by compare-and-swap; a sole publisher does not maintain it.
+//! * `published`: all positions below are published. A sole publisher advances it. With several
+//!   publishers it has `MULTI`, its top bit, and `laps` shows which later positions are published.
 //! * `laps`: one byte per slot, the low bits of the lap last published there. Meaningful in `MULTI`
 //!   mode only.
-//! * `limit`: the highest sequence that may be claimed, monotone; shared by several publishers.
-//! * `cursors[i]`: everything below is released by subscriber `i`. Written by that subscriber only.
+//! * `limit`: positions below may be claimed. It only grows; several publishers share it.
+//! * `cursors[i]`: subscriber `i` has released all positions below. Only that subscriber writes it.
 //! * `members`: which cursors count. `epoch` counts joins.
 //!
 //! # Why no slot is reused too early
@@ -25,54 +24,55 @@
 //! everything below the gate is published, and all use of it is over.* Since `capacity <= slots`,
 //! the slot of such a `seq` is free. The promise holds because:
 //!
-//! * With members, the gate is the least of their cursors, read with Acquire. Without members it
-//!   is a prefix known to be published: not simply `tail`, or two publishers one lap apart could
-//!   meet in a slot.
-//! * *A subscription forked while the cursors are read*: its parent moves on only after the fork
-//!   has raised `epoch`, so a thread that has read the parent's new cursor (Acquire) sees the
-//!   new epoch and starts again.
+//! * With members, the gate is the lowest of their cursors, read with Acquire. Without members it
+//!   is a prefix known to be published. It cannot be `tail`, or two publishers one lap apart could
+//!   write to the same slot.
+//! * *A subscription forked while the cursors are read*: its parent advances only after the fork
+//!   has raised `epoch`, so a thread that has read the parent's new cursor (Acquire) sees the new
+//!   epoch and starts again.
 //! * *A subscription that joins from now*: it enters `members`, raises `epoch`, passes a SeqCst
-//!   fence and then looks how far the channel is published, its position. The gate reads cursors,
+//!   fence and then takes the published end of the channel as its position. The gate reads cursors,
 //!   passes a SeqCst fence, and reads `epoch` again. If it misses the join, its fence came first,
-//!   so the joiner finds published all that the gate found published or released. (The tail would
-//!   not do as a position: what is claimed but not published lies below it, and a gate there would
-//!   let another publisher into the claimed slot.)
+//!   so the joiner finds everything published that the gate found published or released. (The
+//!   joiner cannot take the tail: entries below it may be claimed but not published, and a gate
+//!   there would let another publisher into a claimed slot.)
 //! * *A place used again*: `epoch` distinguishes the two users, and leaving is a Release on
 //!   `members` that the gate acquires.
 //!
-//! # Alone or not
+//! # One publisher or several
 //!
-//! New publishers come from [`Writer::clone`] only, on the thread that owns the cloned one. So a
-//! publisher that finds the count at one is alone until it clones itself: it needs neither
-//! `tail` nor `laps`, just its own position and one Release store of `published`.
+//! New publishers come from [`Writer::clone`] only, on the thread that owns the original. So a
+//! publisher that finds the count at one is alone until it clones itself: it needs neither `tail`
+//! nor `laps`, just its own position and one Release store of `published`.
 //!
-//! * *One to several*, in `clone`: nothing is in flight. All lap bytes are set to "not published"
-//!   for the next lap, then `published` gets `MULTI`, then `tail` is stored. A subscriber that
-//!   still sees the old `published` finds all there is below it.
-//! * *Several to one*, when a publisher finds the count at one: the others have published all
-//!   their claims before they gave up their share of the count (Release, Acquire), so `tail` is
-//!   its position. Its next entry stores `published` without `MULTI`; until then subscribers
-//!   continue to read lap bytes, which are complete.
-//! * *A subscriber whose view of `published` is an older `MULTI`* reads lap bytes at its own
-//!   position. Bytes are at most two laps behind the position (then: not published) or any
-//!   number ahead (then it is published, since a publisher can be ahead only of a reader that
-//!   does not gate yet, in [`Ring::prefix`]); a byte shows up to 127 laps ahead, and beyond that
-//!   errs to "not published".
+//! * *One to several*, in `clone`: no claim is unpublished. All lap bytes are set to "not
+//!   published" for the next lap, then `published` gets `MULTI`, then `tail` is stored. A
+//!   subscriber that still sees the old `published` finds every entry below it.
+//! * *Several to one*, when a publisher finds the count at one: each of the others has published
+//!   all its claims before it decremented the count (Release, Acquire), so `tail` is the remaining
+//!   publisher's position. Its next entry stores `published` without `MULTI`; until then
+//!   subscribers continue to read lap bytes, which are complete.
+//! * *A subscriber that sees an older `published` with `MULTI`* reads lap bytes from its own
+//!   position on. A byte up to two laps before the position's lap means "not published". A byte of
+//!   a later lap means "published": a publisher can be ahead only of a reader that does not gate
+//!   yet, in [`Ring::prefix`]. That is recognised up to 127 laps ahead; beyond that, the result is
+//!   "not published", which is safe.
 //!
 //! # Holes
 //!
 //! There are none. User code (iterators, `Clone`, constructors) never runs between claim and
-//! publishing; with several publishers, a batch is collected first. A panic or an early return can
-//! therefore leave no claim behind.
+//! publishing; with several publishers, a batch is collected first. So no panic or early return
+//! leaves a claim unpublished.
 //!
 //! # Progress
 //!
-//! Publishing alone is wait-free while there is room, reading always. With several publishers a
-//! claim is lock-free; visibility is not: the one total order means that a publisher preempted
-//! between claim and show (a move and a byte store) hides all later entries. One thread at a
-//! time drops payloads with a destructor, under a lock that no thread waits for: others find no
-//! room meanwhile. A subscriber that stalls stops all publishers after `capacity` entries; that
-//! is the meaning of lossless. One that dies leaves, and no longer counts.
+//! Reading is wait-free, and so is publishing for a sole publisher while there is room. With
+//! several publishers a claim is lock-free, but visibility is not: because of the one total order,
+//! a publisher preempted between claim and show (a move and a byte store) hides all later entries.
+//! One thread at a time drops payloads with a destructor, under a lock that no thread waits for;
+//! others find no room meanwhile. A subscriber that stalls stops all publishers after `capacity`
+//! entries, because the ring loses nothing. A subscriber whose thread unwinds leaves, and no longer
+//! counts.
 
 use crate::{
     Seq,
@@ -89,22 +89,23 @@ use std::{cell::Cell, mem, time::Instant};
 /// How many subscriptions a channel can have at a time.
 pub const MAX_SUBSCRIBERS: usize = if cfg!(loom) { 4 } else { 64 };
 
-/// In `published`: from this position on look at the lap bytes.
+/// In `published`: the lap bytes show which positions from this one on are published.
 const MULTI: u64 = 1 << 63;
 /// In `tail`: nothing can be claimed any more.
 const CLOSED: u64 = 1 << 63;
 
-/// Storage grows beyond the capacity up to this, if the payload has no destructor.
+/// If the payload has no destructor, the slots may take up to this many bytes, even if the capacity
+/// needs fewer.
 ///
-/// Writing to a line that the reader's L1 or L2 still holds costs a round trip to the other core; a
-/// line that has since left for the shared L3 does not. So the slots should not fit into a core's
-/// L2. Measured with 64-byte entries on cores with 1 MiB of L2: 100 million entries a second with 1
-/// MiB of slots, 380 million with 2 MiB and more.
+/// Writing to a line that the reader's L1 or L2 still holds costs a round trip to the other core.
+/// Writing to a line that was evicted to the shared L3 does not. So the slots should not fit into a
+/// core's L2. Measured with 64-byte entries on cores with 1 MiB of L2: 100 million entries a second
+/// with 1 MiB of slots, 380 million with 2 MiB and more.
 const STORAGE_BYTES: usize = 4 << 20;
-/// ... and up to this many times the capacity, so that a small channel stays small.
+/// The slots may also be up to this many times the capacity, so that a small channel stays small.
 const STORAGE_FACTOR: usize = 64;
 
-/// Why nothing was claimed.
+/// The reason why nothing was claimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
     Full,
@@ -122,7 +123,7 @@ struct Membership {
     /// Places asked to leave.
     evicted: AtomicU64,
     publishers: AtomicUsize,
-    /// Set after `CLOSED` in `tail`, so that idle subscribers need not look at the busy word.
+    /// Set after `CLOSED` in `tail`, so that idle subscribers do not read the contended `tail`.
     closed: AtomicBool,
 }
 
@@ -154,7 +155,7 @@ fn storage<T>(capacity: usize) -> usize {
         .checked_next_power_of_two()
         .expect("the capacity is far too large");
     if !mem::needs_drop::<T>() && !cfg!(loom) {
-        // A slot takes a byte at least: that of its lap.
+        // A slot takes at least one byte, for its lap.
         let size = mem::size_of::<T>().max(1);
         while slots < capacity.saturating_mul(STORAGE_FACTOR)
             && slots.saturating_mul(2).saturating_mul(size) <= STORAGE_BYTES
@@ -226,21 +227,19 @@ impl<T, W: Wait> Ring<T, W> {
         (seq >> self.shift) as u8
     }
 
-    /// Whether a lap byte shows that its entry of this lap is published. The caller knows that
-    /// everything below is.
+    /// Whether a lap byte shows that its entry of this lap is published. Requires that everything
+    /// below is published.
     #[inline(always)]
     fn shows(byte: u8, lap: u8) -> bool {
         byte.wrapping_sub(lap) as i8 >= 0
     }
 
     /// Follows the lap bytes from `seq` to the first entry that is not published, but not beyond
-    /// `bound`.
-    ///
-    /// The caller knows everything below `seq` to be published.
+    /// `bound`. Requires that everything below `seq` is published.
     #[inline]
     fn walk(&self, mut seq: Seq, bound: Seq) -> Seq {
         while seq < bound {
-            // As far as the lap stays the same.
+            // The slots up to the end of this lap.
             let index = self.index(seq);
             let run = ((bound - seq) as usize).min(self.laps.len() - index);
             let lap = self.lap(seq);
@@ -259,7 +258,7 @@ impl<T, W: Wait> Ring<T, W> {
         seq
     }
 
-    /// The published end of the channel, for a caller that has not followed it: everything below
+    /// The published end of the channel, for a caller that knows no earlier end: everything below
     /// the result is published.
     fn prefix(&self) -> Seq {
         // ORDERING: Acquire, pairs with the Release in `Writer::claim_shared`: the limit read below
@@ -280,7 +279,7 @@ impl<T, W: Wait> Ring<T, W> {
         self.walk(known.max(published & !MULTI), tail)
     }
 
-    /// The published end of the channel, for a reader that gates at `position` and knows
+    /// The published end of the channel, for a reader whose cursor is at `position` and that knows
     /// everything below `end` to be published.
     #[inline(always)]
     fn look(&self, position: Seq, end: Seq) -> Seq {
@@ -296,8 +295,7 @@ impl<T, W: Wait> Ring<T, W> {
     /// Whether the channel is closed, nothing more will be published, and `end` is its end.
     #[inline]
     fn is_drained(&self, end: Seq) -> bool {
-        // Closed first, then the tail: that is the last one. Entries claimed below it may still be
-        // on their way.
+        // Reads `closed` first, so the tail is final. Entries below it may still be unpublished.
         self.is_closed() && end >= self.tail()
     }
 
@@ -329,7 +327,7 @@ impl<T, W: Wait> Ring<T, W> {
             // below sees that join, or the joiner's load of the tail sees everything that was read
             // above.
             fence(Ordering::SeqCst);
-            // ORDERING: Acquire, for the next turn, as above.
+            // ORDERING: Acquire, for the next round, as above.
             let now = membership.epoch.load(Ordering::Acquire);
             if now == epoch {
                 return gate;
@@ -338,7 +336,7 @@ impl<T, W: Wait> Ring<T, W> {
         }
     }
 
-    /// The highest sequence that may be claimed, computed afresh.
+    /// Computes the limit below which positions may be claimed.
     fn fresh_limit(&self) -> Seq {
         let gate = self.gate();
         if mem::needs_drop::<T>() {
@@ -348,14 +346,14 @@ impl<T, W: Wait> Ring<T, W> {
         }
     }
 
-    /// Raises the shared limit to `to` unless it is there already; returns what it was.
+    /// Raises the shared limit to at least `to`. Returns its previous value.
     fn raise_limit(&self, to: Seq) -> Seq {
         // ORDERING: Release, pairs with the Acquire here and in `claim_shared`, `try_be_alone`
         // and `prefix`: a publisher that learns a limit from another one also learns that the
         // slots below it are free, and that everything below its gate is published.
         let mut now = self.limit.load(Ordering::Acquire);
-        // (Not `fetch_max`, which compiles to this loop on x86, and which ThreadSanitizer does
-        // not see.)
+        // Not `fetch_max`: on x86 it compiles to this loop anyway, and ThreadSanitizer does not see
+        // it.
         while now < to {
             match self
                 .limit
@@ -387,17 +385,17 @@ impl<T, W: Wait> Ring<T, W> {
             fn drop(&mut self) {
                 // ORDERING: Release, pairs with the Acquire in `drop_below`.
                 self.0.reclaim.lock.store(false, Ordering::Release);
-                // A publisher that found the lock taken took the channel for full.
+                // A publisher that found the lock taken may wait as if the channel were full.
                 self.0.room.notify();
             }
         }
         let unlock = Unlock(self);
         let mut seq = self.reclaim.done.load(Ordering::Relaxed);
         while seq < gate {
-            // SAFETY: the entry is published and no longer used by anyone (promise of `gate`). No
-            // publisher claims its slot before `done` has passed it, and the lock keeps other
-            // threads from dropping it. `done` moves only after the value is out of the slot, which
-            // then counts as empty even if the destructor panics.
+            // SAFETY: the entry is published and no longer in use (promise of `gate`). No publisher
+            // claims its slot before `done` has passed it, and the lock keeps other threads from
+            // dropping it. `done` moves only after the value is out of the slot, which then counts
+            // as empty even if the destructor panics.
             let value = unsafe { self.slots.take(self.index(seq)) };
             seq += 1;
             // ORDERING: Release, pairs with the Acquire load above: the slot is empty.
@@ -408,7 +406,7 @@ impl<T, W: Wait> Ring<T, W> {
         seq
     }
 
-    /// Publishes everything below `end`; for a publisher that is alone.
+    /// Publishes everything below `end`, for a sole publisher.
     #[inline(always)]
     fn show_alone(&self, end: Seq) {
         // ORDERING: Release, pairs with the Acquire loads in `look`, `prefix` and `tail`.
@@ -416,18 +414,19 @@ impl<T, W: Wait> Ring<T, W> {
         self.entries.notify();
     }
 
-    /// Drops the entries that all have released. Does nothing for payloads without a destructor.
+    /// Drops the entries that every subscriber has released. Does nothing for payloads without a
+    /// destructor.
     pub(crate) fn tidy(&self) {
         if mem::needs_drop::<T>() {
             self.drop_below(self.gate());
         }
     }
 
-    /// Everything below is claimed, as seen now. At or above every published entry the caller knows
-    /// of.
+    /// The position below which everything is claimed at this moment. No entry that the caller
+    /// knows to be published is at or above it.
     pub(crate) fn tail(&self) -> Seq {
         // ORDERING: Acquire, pairs with the Release stores of `tail` and `published`: a subscriber
-        // that has seen the end of claims finds all that was published by then.
+        // that has seen the final tail finds everything that was published by then.
         let tail = self.tail.load(Ordering::Acquire) & !CLOSED;
         tail.max(self.published.load(Ordering::Acquire) & !MULTI)
     }
@@ -458,7 +457,7 @@ impl<T, W: Wait> Ring<T, W> {
         self.membership.closed.load(Ordering::Acquire)
     }
 
-    /// Entries that the slowest subscriber has not released.
+    /// The number of entries that the slowest subscriber has not released.
     pub(crate) fn len(&self) -> usize {
         let mut members = self.members();
         let tail = self.tail();
@@ -471,7 +470,7 @@ impl<T, W: Wait> Ring<T, W> {
         (tail - least).min(self.capacity) as usize
     }
 
-    /// How far each member is behind the tail.
+    /// The place of each member, and how many entries it lags the tail.
     pub(crate) fn lags(&self) -> Vec<(usize, u64)> {
         let tail = self.tail();
         let members = self.members();
@@ -486,7 +485,8 @@ impl<T, W: Wait> Ring<T, W> {
             .collect()
     }
 
-    /// Raises the flag that asks the subscriber at `place` to leave. False if there is none.
+    /// Raises the flag that asks the subscriber at `place` to leave. Returns false if there is
+    /// none.
     pub(crate) fn evict(&self, place: usize) -> bool {
         let there = place < MAX_SUBSCRIBERS && self.members() >> place & 1 == 1;
         if there {
@@ -521,8 +521,8 @@ impl<T, W: Wait> Drop for Ring<T, W> {
                         next: self.next,
                         end: self.end,
                     };
-                    // SAFETY: `&mut Ring`: no other user is left. Every claim was published, so
-                    // the entries from `done` to the tail are there, and each is taken once.
+                    // SAFETY: `&mut Ring`: no other user is left. Every claim was published, so the
+                    // entries from `done` to the tail exist, and each is taken once.
                     let value = unsafe { self.slots.take(index) };
                     drop(value);
                     mem::forget(again);
@@ -538,17 +538,17 @@ impl<T, W: Wait> Drop for Ring<T, W> {
     }
 }
 
-/// One publisher's side of the ring. `Send`, but not `Sync`: the argument of being alone needs
-/// it on one thread.
+/// One publisher's side of the ring. `Send`, but not `Sync`: a sole publisher stays the only one
+/// because no other thread can clone it.
 pub(crate) struct Writer<T, W: Wait> {
     ring: Arc<Ring<T, W>>,
-    /// Next position to be published, while alone.
+    /// The next position, while this publisher is alone.
     next: Seq,
-    /// While alone: the publisher may go up to here. Zero otherwise.
+    /// The limit of positions that this publisher may write while it is alone. Zero otherwise.
     edge: Cell<Seq>,
-    /// The highest limit this publisher has seen, for sharing.
+    /// The highest `Ring::limit` that this publisher has seen, while there are several.
     limit: Seq,
-    /// Known to be the only publisher.
+    /// Whether this is known to be the only publisher.
     alone: Cell<bool>,
     /// How often a claim was refused because there was no room.
     times_full: u64,
@@ -563,7 +563,7 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
         self.times_full
     }
 
-    /// The position of the next entry: certain if alone, else unless another publisher comes first.
+    /// The position of the next entry. With several publishers, another one may take it first.
     pub(crate) fn next_seq(&self) -> Seq {
         if self.alone.get() {
             self.next
@@ -572,7 +572,7 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
         }
     }
 
-    /// How many entries may go in now, computed afresh if fewer than `enough` are known to fit.
+    /// How many entries fit now. Computes the limit again if fewer than `enough` are known to fit.
     pub(crate) fn room(&mut self, enough: u64) -> u64 {
         let limit = if self.alone.get() {
             self.edge.get()
@@ -595,8 +595,8 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
         }
     }
 
-    /// Makes sure that `n` entries from the result on are this publisher's to write. While alone
-    /// nothing is changed by that; otherwise they are claimed and the caller must show them.
+    /// Reserves `n` positions from the result on for this publisher. A sole publisher only checks
+    /// for room; otherwise the positions are claimed, and the caller must show them.
     #[inline(always)]
     fn claim(&mut self, n: u64) -> Result<Seq, Refusal> {
         if self.next + n <= self.edge.get() {
@@ -624,7 +624,7 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
     fn refresh_edge(&mut self, wanted: u64) {
         let mut limit = self.ring.fresh_limit();
         if mem::needs_drop::<T>() {
-            // Refreshes again soon: released entries are dropped then.
+            // A low edge causes the next refresh soon, which drops released entries.
             limit = limit.min(self.next + wanted.max(self.ring.capacity.div_ceil(4)));
         }
         self.edge.set(self.edge.get().max(limit));
@@ -636,11 +636,11 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
         self.limit = self.limit.max(fresh).max(before);
     }
 
-    /// Becomes the publisher that is alone, if the count says so.
+    /// Becomes the sole publisher if the count of publishers is one. Returns whether it is.
     fn try_be_alone(&mut self) -> bool {
         let ring = &*self.ring;
-        // ORDERING: Acquire, pairs with the Release decrement in `Writer::drop`: all claims of the
-        // others are shown, and `tail` is seen as they left it.
+        // ORDERING: Acquire, pairs with the Release decrement in `Writer::drop`: this thread sees
+        // the entries of all claims of the others, and the last `tail`.
         if ring.membership.publishers.load(Ordering::Acquire) != 1 {
             return false;
         }
@@ -674,8 +674,8 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
                 }
             }
             // ORDERING: Release, pairs with the Acquire in `Ring::tail` and `Ring::prefix`: a
-            // reader of this tail finds the limit that allowed it. Acquire is not needed: the
-            // limit orders everything that a claim relies on.
+            // reader of this tail finds the limit that allowed it. Acquire is not needed, because
+            // the limit orders everything that a claim relies on.
             match self.ring.tail.compare_exchange_weak(
                 tail,
                 tail + n,
@@ -705,13 +705,13 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
         }
     }
 
-    /// Publishes `value`, or gives it back.
+    /// Publishes `value`, or returns it.
     #[inline(always)]
     pub(crate) fn try_push(&mut self, value: T) -> Result<Seq, (Refusal, T)> {
         match self.claim(1) {
             Ok(seq) => {
-                // SAFETY: the entry is claimed, so its slot is free (module documentation) and this
-                // publisher's alone until shown.
+                // SAFETY: the entry is claimed, so its slot is free (module documentation), and
+                // only this publisher uses it until it is shown.
                 unsafe { self.ring.slots.write(self.ring.index(seq), value) };
                 self.show(seq, 1);
                 Ok(seq)
@@ -720,15 +720,15 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
         }
     }
 
-    /// Publishes all of `values`, which is at most `capacity` long, in one claim, and leaves it
-    /// empty; or leaves it as it is.
+    /// Publishes all of `values`, which is at most `capacity` long, in one claim. Empties it on
+    /// success, and leaves it unchanged on failure.
     pub(crate) fn try_push_all(&mut self, values: &mut Vec<T>) -> Result<Seq, Refusal> {
         let n = values.len();
         let first = self.claim(n as u64)?;
         let index = self.ring.index(first);
         let head = n.min(self.ring.slots.len() - index);
         // SAFETY: as in `try_push`, for two runs of slots. The values move: the vector forgets them
-        // before anything else happens.
+        // before any other code runs.
         unsafe {
             self.ring.slots.copy_in(index, values.as_ptr(), head);
             self.ring
@@ -797,8 +797,8 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
             first + n as u64 <= self.edge.get(),
             "a publisher that is alone asks for room before it writes"
         );
-        // The iterator cannot reach this publisher, which is borrowed: it stays alone and its
-        // position stays.
+        // The iterator cannot reach this publisher, which is borrowed. So the publisher stays alone
+        // and keeps its position.
         let ring = &*self.ring;
         let (slots, mask) = (ring.slots.view(), ring.mask);
         let mut show = Show {
@@ -808,7 +808,7 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
         };
         for value in values.take(n) {
             // SAFETY: as in `try_push`: below `edge` (which is not zero, so this publisher is
-            // alone) slots are free. Nothing is claimed yet, and only what is written will be
+            // alone) slots are free. Nothing is claimed yet, and only written entries will be
             // shown.
             unsafe { slots.write((show.end & mask) as usize, value) };
             show.end += 1;
@@ -816,7 +816,7 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
         first..show.end
     }
 
-    /// Ends claiming for all publishers. Claimed entries will be shown and read.
+    /// Ends claiming for all publishers. Entries that are already claimed will be shown and read.
     pub(crate) fn close(&mut self) {
         let ring = &*self.ring;
         if self.alone.get() {
@@ -839,11 +839,11 @@ impl<T, W: Wait> Clone for Writer<T, W> {
     fn clone(&self) -> Self {
         let ring = &*self.ring;
         if self.alone.get() {
-            // No other publisher exists, and nothing is in flight.
+            // No other publisher exists, and no claim is unpublished.
             let next = self.next;
             // ORDERING: Release fence before the lap bytes, pairs with the Acquire fence in
-            // `Ring::walk`: a byte that a late reader takes for its own entry does mean that the
-            // entry is there.
+            // `Ring::walk`: if a late reader finds in such a byte that an entry is published, it
+            // also sees the entry.
             fence(Ordering::Release);
             // Before `MULTI`: a byte never stored is 0, which in the first lap means "published".
             for seq in next..next + self.ring.slots.len() as u64 {
@@ -880,7 +880,7 @@ impl<T, W: Wait> Drop for Writer<T, W> {
             ring.tail.store(self.next, Ordering::Release);
         }
         // ORDERING: AcqRel: Release pairs with the Acquire in `try_be_alone` and with the Acquire
-        // here, in the last publisher: all that was claimed is shown when the channel closes.
+        // here, in the last publisher: every claim is shown when the channel closes.
         if ring.membership.publishers.fetch_sub(1, Ordering::AcqRel) == 1 {
             // ORDERING: Release, both as in `close`.
             ring.tail.fetch_or(CLOSED, Ordering::Release);
@@ -891,7 +891,8 @@ impl<T, W: Wait> Drop for Writer<T, W> {
     }
 }
 
-/// A place among the cursors, held for a subscription that may or may not count.
+/// A place among the cursors, held for a subscription. Its cursor counts only while the
+/// subscription is a member.
 pub(crate) struct Place<T, W: Wait> {
     ring: Arc<Ring<T, W>>,
     place: usize,
@@ -906,8 +907,8 @@ impl<T, W: Wait> Place<T, W> {
             if place >= MAX_SUBSCRIBERS {
                 return None;
             }
-            // ORDERING: AcqRel, pairs with the Release in `Place::drop`: the place's last user has
-            // stopped writing its cursor.
+            // ORDERING: AcqRel, pairs with the Release in `Place::drop`: the place's last user no
+            // longer writes its cursor.
             match taken.compare_exchange_weak(
                 now,
                 now | 1 << place,
@@ -980,22 +981,22 @@ impl<T, W: Wait> Drop for Place<T, W> {
 pub(crate) struct Reader<T, W: Wait> {
     place: Option<Place<T, W>>,
     ring: Arc<Ring<T, W>>,
-    /// Copy of the cursor: next entry not yet released.
+    /// A copy of the cursor: the first position not released.
     position: Seq,
-    /// Everything from `position` up to here is published.
+    /// Everything below is known to be published.
     end: Seq,
 }
 
 impl<T, W: Wait> Reader<T, W> {
-    /// A reader that sees everything from now on; `None` if all places are taken.
+    /// A reader of all entries published from now on; `None` if all places are taken.
     pub(crate) fn from_now(ring: &Arc<Ring<T, W>>) -> Option<Self> {
         Place::take(ring).map(Self::from_now_at)
     }
 
-    /// As `from_now`, at a place already held.
+    /// As `from_now`, at a place that the caller holds.
     pub(crate) fn from_now_at(place: Place<T, W>) -> Self {
         let ring = place.ring.clone();
-        // Low enough until the true position is known.
+        // Holds the gate at or below the true position, which is not known yet.
         place.join(ring.prefix());
         // ORDERING: SeqCst fence, pairs with the one in `gate`.
         fence(Ordering::SeqCst);
@@ -1008,7 +1009,7 @@ impl<T, W: Wait> Reader<T, W> {
             position,
             end: position,
         };
-        // User code, which may panic: the reader leaves then.
+        // User code, which may panic: then `reader` is dropped and leaves.
         reader.ring.room.notify();
         reader
     }
@@ -1061,8 +1062,8 @@ impl<T, W: Wait> Reader<T, W> {
         self.end
     }
 
-    /// Waits until there is something beyond `end`, or a reason to stop waiting; false if the
-    /// deadline passed first.
+    /// Waits until an entry beyond `end` is published, the channel is drained, or this reader is
+    /// asked to leave. Returns false if the deadline passed first.
     pub(crate) fn wait(&mut self, deadline: Option<Instant>) -> bool {
         let (position, end, number) = (self.position, self.end, self.number());
         let ring = &*self.ring;
@@ -1071,7 +1072,7 @@ impl<T, W: Wait> Reader<T, W> {
                 || ring.evicted() >> number & 1 == 1
                 || ring.is_drained(end)
         };
-        // A strategy that always says yes holds nobody beyond the deadline.
+        // Checks the deadline, too, in case a wait strategy always returns true.
         ring.entries.wait_until(deadline, &mut ready)
             && (deadline.is_none_or(|deadline| Instant::now() < deadline) || ready())
     }
@@ -1095,7 +1096,7 @@ impl<T, W: Wait> Reader<T, W> {
             return None;
         }
         // SAFETY: the entry was seen published, and its slot is not reused before this reader's
-        // cursor has passed it (module documentation), which takes `&mut self`.
+        // cursor has passed it (module documentation), which requires `&mut self`.
         Some(unsafe { self.ring.slots.get(self.ring.index(seq)) })
     }
 
@@ -1133,7 +1134,7 @@ impl<T, W: Wait> Reader<T, W> {
             return;
         }
         if cfg!(loom) {
-            // Show loom that the entries were readable up to here.
+            // Lets loom check that the entries were readable until now.
             for seq in self.position..seq {
                 self.ring.slots.touch(self.ring.index(seq), 1);
             }
