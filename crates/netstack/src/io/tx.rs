@@ -12,27 +12,27 @@
 //! (lap + 1, 0)                                  (lap + 1, 0) when all of the chunk have left
 //! ```
 //!
-//! `apply` never numbers a frame while an earlier frame is unsent in the chunk that has its
-//! slot: it rounds `sent`, which the transmit pump publishes, down to whole chunks
-//! (`FrameNumbers::update_sent`). So the slot of a numbered frame is free when a builder comes
-//! to it, and no builder waits. One compare-and-swap claims a builder's part of a chunk, and one
-//! load shows the transmitter all frames of the chunk that are ready.
+//! `apply` never numbers a frame while its slot's chunk holds an unsent frame of an earlier lap: it
+//! rounds `sent`, which the transmit pump publishes, down to whole chunks
+//! (`FrameNumbers::update_sent`). So the slot of a numbered frame is free, and no builder waits.
+//! One compare-and-swap claims a builder's part of a chunk, and one load shows the transmitter
+//! which frames of the chunk are ready.
 //!
-//! Where the device lets builders do part of its work ([`TxPrepare`]), they do so before they
-//! publish, and the transmitter passes slot numbers to the device instead of frames.
+//! If the device lets builders do part of its work ([`TxPrepare`]), they do so before they publish,
+//! and the transmitter passes slot numbers to the device instead of frames.
 //!
-//! A claim that is dropped before it is published, also by unwinding, clears its bits: none of
-//! its frames counts as begun.
+//! A claim that is dropped before it is published, also by unwinding, clears its bits: none of its
+//! frames counts as begun.
 //!
 //! # Sending past a hole
 //!
-//! A frame whose builder is interrupted in the middle delays all later frames, of other
-//! connections, too. When enough of them are ready, the transmitter sends past the hole: the
-//! receiver sees a reordering, which TCP tolerates. The transmitter marks such a frame until all
-//! earlier ones have left, and does not send it again. `sent`, and so credit and the reuse of
-//! slots, count only the prefix without holes.
+//! If a builder is interrupted in the middle of a frame, that frame (a hole) delays all later ones,
+//! also of other connections. When enough of them are ready, the transmitter sends past the hole:
+//! the receiver sees a reordering, which TCP tolerates. The transmitter marks each such frame until
+//! all earlier ones have left, so that it is not sent again. `sent`, and thus credit and the reuse
+//! of slots, covers only the prefix without holes.
 //!
-//! A second builder of a frame finds its bit set, or another lap. That is no data race; it means
+//! A second builder of a frame finds its bit set, or another lap. That is not a data race; it means
 //! that two replicas disagree, and [`TxRing::claim`] returns [`Diverged`].
 
 #[cfg(all(test, netstack_loom))]
@@ -69,13 +69,14 @@ const PAGE: usize = 4096;
 /// Slots after a hole that one call examines.
 const MAX_SCAN: u64 = 8;
 
-/// The word of a chunk in lap `lap`, of which the low 32 bits count.
+/// The word of a chunk in lap `lap`, modulo 2^32, with a bit for each frame.
 const fn word(lap: u64, frames: u32) -> u64 {
     lap << 32 | frames as u64
 }
 
-/// Makes the system allocate the memory of these zeros now. Otherwise the first write to each
-/// page would interrupt a worker: the first lap over the slots would take several times as long.
+/// Makes the system allocate the memory of these zeros now. Otherwise the first write to each page
+/// would cause a page fault in a worker, and the first lap over the slots would be several times
+/// slower.
 fn touch(zeros: &mut [u8]) {
     for page in zeros.chunks_mut(PAGE) {
         // The compiler does not know this value, so it must keep the store.
@@ -130,14 +131,14 @@ unsafe impl Sync for TxRing {}
 // SAFETY: nothing in it belongs to a thread.
 unsafe impl Send for TxRing {}
 
-/// Frame `0` was built already, or is not due: two replicas disagree.
+/// The frame with this number was built already, or is not due: two replicas disagree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Diverged(pub(crate) u64);
 
 impl TxRing {
-    /// `slots` (a power of two) frames of at most `slot_len` bytes, and the one handle that
-    /// sends them. The first `touched` bytes of each slot are in memory from the start. Builders
-    /// call `preparer`, which must have `slots` slots, too.
+    /// A ring of `slots` (a power of two) frames of at most `slot_len` bytes, and the one handle
+    /// that sends them. The first `touched` bytes of each slot are in memory from the start.
+    /// Builders call `preparer`, which must also have `slots` slots.
     pub(crate) fn new(
         slots: usize,
         (slot_len, touched): (usize, usize),
@@ -234,8 +235,8 @@ impl TxRing {
     /// Claims the slots of `count` frames beginning with `first`, to build them. They must be in
     /// one chunk.
     ///
-    /// # Errors [`Diverged`] if one of them is claimed already, or is not due. Then this claims
-    /// none.
+    /// # Errors
+    /// [`Diverged`] if one of them is claimed already, or is not due. Then this claims none.
     #[inline]
     pub(crate) fn claim(&self, first: u64, count: u32) -> Result<TxClaim<'_>, Diverged> {
         debug_assert!(count > 0 && first + u64::from(count) <= self.chunk_end(first));
@@ -249,8 +250,8 @@ impl TxRing {
             match chunk.taken.compare_exchange(
                 found,
                 found | word(0, frames),
-                // ORDERING: Acquire, pairs with the Release in `free_up_to`: the device has done
-                // with what the slots held before; and with the Release in `TxClaim::drop`.
+                // ORDERING: Acquire, pairs with the Release in `free_up_to`: the device no longer
+                // reads the slots' earlier frames; and with the Release in `TxClaim::drop`.
                 Ordering::Acquire,
                 Ordering::Relaxed,
             ) {
@@ -277,9 +278,10 @@ impl TxRing {
         self.sent.load(Ordering::Acquire)
     }
 
-    /// All frames that were numbered and claimed so far are below this, or are sent.
+    /// A limit of the frame numbers that were claimed so far: every claimed frame is below it or
+    /// sent.
     pub(crate) fn claimed(&self) -> u64 {
-        // Laps that words count are near this one.
+        // A word holds the low 32 bits of a lap near this one.
         let lap = self.lap(self.sent());
         let claimed = |(index, chunk): (usize, &CachePadded<Chunk>)| {
             // ORDERING: Acquire, as in `Transmitter::ready_in`, though nothing is read.
@@ -306,9 +308,10 @@ impl TxRing {
 
     /// The frame in slot `index`, which is built.
     ///
-    /// # Safety No thread writes the slot, or the memory that it carries, until the last use of
-    /// the result. Either the slot is not published and the caller has claimed it, or the caller
-    /// saw its bit in `ready` and the frame has not left.
+    /// # Safety
+    /// No thread writes the slot, or the memory that it carries, until the last use of the result.
+    /// Either the slot is not published and the caller has claimed it, or the caller saw its bit in
+    /// `ready` and the frame has not left.
     #[inline(always)]
     unsafe fn frame(&self, index: usize) -> TxFrame<'_> {
         self.shadow.read(index, 1);
@@ -480,8 +483,8 @@ pub(crate) struct Transmitter {
     next: u64,
     /// Ready frames after a hole that are required before the transmitter sends past it.
     past: u64,
-    /// Calls that must find a hole before one examines later slots. Most holes are filled within
-    /// a moment, and other workers take over late work, which is better than sending past a hole.
+    /// Calls that must find a hole before later slots are examined. Most holes are filled soon, or
+    /// another worker takes over the late work. Either is better than sending past the hole.
     calls: u32,
     hole: Hole,
     /// For each chunk: its frames that were sent past a hole, a bit each.
@@ -546,8 +549,8 @@ impl Transmitter {
         self.ready_in(frame) & !self.gone[self.ring.chunk_index(frame)]
     }
 
-    /// Adds ready frames below `below` to `out`, from the first unsent one up to the first that
-    /// is not ready, as many as `out` has room for.
+    /// Adds ready frames below `below` to `out`, from the first unsent frame up to the first that
+    /// is not ready, as far as `out` has room.
     #[inline]
     pub(crate) fn ready<'a, const N: usize>(
         &'a self,
@@ -590,7 +593,8 @@ impl Transmitter {
         }
     }
 
-    /// The ready frames after the first unsent one, which is not ready, and their numbers.
+    /// Adds the ready frames after a hole at the first unsent frame to `out`. Returns their
+    /// numbers.
     #[cold]
     pub(crate) fn ready_behind<'a, const N: usize>(
         &'a self,
@@ -615,8 +619,8 @@ impl Transmitter {
         self.unsent_in(self.next) >> self.ring.bit(self.next) & 1 != 0
     }
 
-    /// Examines some later slots after `ready` found nothing. Returns whether the transmitter
-    /// should send past this hole.
+    /// Examines some slots after a hole, which `ready` found. Returns whether the transmitter
+    /// should send past it.
     pub(crate) fn look_behind(&mut self) -> bool {
         if self.hole.at != self.next {
             self.hole = Hole {
@@ -674,7 +678,7 @@ impl Transmitter {
         self.passed += frames.len() as u64;
     }
 
-    /// Moves on past frames that were sent earlier, after the prefix grew.
+    /// Advances over frames that were sent past a hole, after the hole was filled.
     #[cold]
     fn close_up(&mut self) {
         while self.beyond > 0 {
@@ -705,7 +709,8 @@ impl Transmitter {
             let free = word(ring.lap(first) + 1, 0);
             // ORDERING: Relaxed: a builder that publishes in the new lap has claimed in it before.
             ring.chunks[index].ready.store(free, Ordering::Relaxed);
-            // ORDERING: Release, pairs with the Acquire in `claim`: we have done with the slots.
+            // ORDERING: Release, pairs with the Acquire in `claim`: this thread no longer reads the
+            // slots.
             ring.chunks[index].taken.store(free, Ordering::Release);
         }
     }

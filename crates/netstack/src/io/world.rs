@@ -1,7 +1,7 @@
-//! Shared by applications, pumps and primaries in every variant: streams, transmit slots, queues.
+//! The state that applications, pumps and primaries share: streams, transmit slots, queues.
 //!
-//! Nothing here is protocol state. The queues are the few places where several threads meet; none
-//! is on the path of a data frame.
+//! None of it is protocol state. Several threads contend only for the queues, and no data frame
+//! goes through a queue.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::collections::{HashMap, HashSet};
@@ -38,22 +38,22 @@ use crate::state::demux::Grouping;
 use crate::stats::StackStats;
 use crate::udp::gather::FrameBounds;
 
-/// We have several addresses of IPv4.
+/// A flag in `World::v4`: we have several IPv4 addresses.
 const SEVERAL_V4: u64 = 1 << 63;
-/// Some frames come back to us.
+/// A flag in `World::detours`: there may be frames to ourselves.
 const LOOPED: u8 = 1;
-/// An application has set the link down.
+/// A flag in `World::detours`: an application has set the link down.
 const LINK_DOWN: u8 = 2;
-/// Paths that may wait for a group to look at them.
+/// Maximum number of path MTUs that wait for a group's pump.
 const MOST_PATHS: usize = 256;
-/// Frames to ourselves that may wait for a group.
+/// Maximum number of frames to ourselves that wait for a group's pump.
 const MOST_LOOPED: usize = 1024;
 
-/// A command of an application to the protocol. Moving a cursor of a stream is not a command.
+/// A command of an application to the receive pump. Progress of a stream is not a command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Command {
     Open(WaitingOpen),
-    /// A body for the log, unchanged: a listener begins, accepts, or ends.
+    /// A body to publish unchanged: a listener begins, accepts, or ends.
     Publish(Body),
     /// The settings of a listener changed, and the log of a group does not have them yet.
     SetListener {
@@ -64,7 +64,8 @@ pub(crate) enum Command {
     Bind {
         socket: ConnId,
         port: u16,
-        /// The datagrams it takes; `None`: none, since it is bound to another interface.
+        /// The datagrams that it takes. `None` if it takes none, because it is bound to another
+        /// interface.
         binding: Option<Binding>,
     },
     Connect {
@@ -83,7 +84,7 @@ pub(crate) enum Command {
     Echo {
         ident: u16,
     },
-    /// An interface gets or loses an address, or its link.
+    /// An interface gets or loses an address, a route or its link.
     Interface(InterfaceChange),
     /// A socket joins or leaves a multicast group.
     Member {
@@ -125,13 +126,13 @@ pub(crate) struct Options {
 #[derive(Debug, Default)]
 pub(crate) struct SocketTable {
     pub(crate) open_results: HashMap<u64, Option<OpenResult>>,
-    /// The options of opens without a result.
+    /// The options of opens that have no result yet.
     pub(crate) open_options: HashMap<u64, OpenOptions>,
-    /// For opens without a result that a poller waits for: the event to notify.
+    /// For each pending open that a poller waits for: the event to notify.
     pub(crate) open_events: HashMap<u64, Arc<EventCount>>,
     /// By port and binding. No connection matches two of them.
     pub(crate) listeners: Listeners,
-    /// For each group, its established connections that are in no accept queue yet.
+    /// For each group, its established connections that are not in an accept queue yet.
     pub(crate) arrivals: HashMap<u16, Arrivals>,
     /// The sockets bound to UDP ports.
     pub(crate) bindings: Bindings,
@@ -139,8 +140,8 @@ pub(crate) struct SocketTable {
     pub(crate) echoes: HashMap<u16, Arc<EchoQueues>>,
     /// The latest error of the device.
     pub(crate) device_error: Option<DeviceError>,
-    /// Our place in IPv6 on each interface, by the interface's number, as its first group last
-    /// knew it.
+    /// Our IPv6 addresses and routes on each interface, by the interface's number, as its first
+    /// group last published them.
     v6: HashMap<u16, Place>,
     next_request_id: u64,
 }
@@ -153,10 +154,10 @@ pub(crate) struct StackShared {
     pub(crate) socket_table_changed: Condvar,
     /// The mailbox of each group; empty if there is only one group.
     mailboxes: Box<[OnceLock<Arc<Mailbox>>]>,
-    /// How often our place in IPv6 changed.
+    /// How often our IPv6 addresses and routes changed.
     v6_version: AtomicU64,
-    /// Groups of each interface, if there is more than one group in all. Groups are numbered by
-    /// interface, from the first interface on.
+    /// The number of groups of each interface; 0 if there is only one group in all. Groups are
+    /// numbered by interface, from the first interface on.
     groups_each: u16,
     /// Whether there are several interfaces.
     has_interfaces: bool,
@@ -168,13 +169,13 @@ pub(crate) struct StackShared {
 pub(crate) struct Mailbox {
     /// Connections whose flag is raised; each at most once.
     pub(crate) dirty: ArrayQueue<ConnId>,
-    /// Frames that we sent to ourselves, and whether there may be some: the pump checks in every
-    /// turn.
+    /// Frames that we sent to ourselves.
     pub(crate) looped: SegQueue<Frame>,
+    /// Whether `looped` may have frames. The pump checks this in every turn.
     pub(crate) has_looped: AtomicBool,
     /// Path MTUs in bytes by destination, as groups and connections learned them.
     pub(crate) paths: SegQueue<(Address, u16)>,
-    /// As `dirty`, when that is full: closed connections may have left entries in it.
+    /// Used when `dirty` is full, which entries of closed connections can cause.
     pub(crate) overflow: SegQueue<ConnId>,
     waker: DeviceWaker,
     /// Whether a thread sleeps in the device and must be woken.
@@ -226,7 +227,8 @@ impl StackShared {
         registered.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the registered work with units. Returns the groups and connections that it ended.
+    /// Finishes all registered work with units. Returns the groups and connections of the work that
+    /// `finish` ended.
     pub(crate) fn finish_units(&self) -> HashSet<(u16, ConnId)> {
         let registered = core::mem::take(&mut *self.registered_units());
         let works = registered.iter().filter_map(std::sync::Weak::upgrade);
@@ -259,17 +261,17 @@ impl StackShared {
         self.mailboxes.len().max(1)
     }
 
-    /// Sets our place in IPv6 on an interface.
+    /// Sets our IPv6 addresses and routes on an interface.
     fn set_v6(&self, interface: u16, place: Place) {
         self.socket_table().v6.insert(interface, place);
         // ORDERING: Relaxed: a reader that sees it takes the lock, and finds the stored value.
         self.v6_version.fetch_add(1, Ordering::Relaxed);
-        // Other groups read it, too, also sleeping ones.
+        // Wakes the pumps of sleeping groups, which must take the change.
         let mailboxes = self.mailboxes.iter().filter_map(OnceLock::get);
         mailboxes.for_each(|mailbox| mailbox.wake());
     }
 
-    /// How often our place in IPv6 changed.
+    /// How often our IPv6 addresses and routes changed.
     pub(crate) fn v6_version(&self) -> u64 {
         self.v6_version.load(Ordering::Relaxed)
     }
@@ -280,7 +282,7 @@ impl StackShared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes every thread that waits for the socket table, because the stack goes away.
+    /// Wakes every thread that waits for the socket table, because the stack shuts down.
     pub(crate) fn wake_all(&self) {
         let table = self.socket_table();
         let queues: Vec<_> = table.listeners.queues().map(|q| q.news.clone()).collect();
@@ -320,19 +322,20 @@ impl SocketTable {
 /// Shared by all parts of one group of a stack; [`StackShared`] is shared by all groups.
 pub(crate) struct World {
     pub(crate) limits: Limits,
-    /// Workers at most.
+    /// Maximum number of workers.
     pub(crate) workers: usize,
     pub(crate) mac: [u8; 6],
-    /// Our place at the start, without IPv6; for the current one see [`World::with_site`].
+    /// Our addresses and routes at the start, without IPv6. [`World::with_site`] returns the
+    /// current ones.
     site: Site,
-    /// Our current place, once it has changed.
+    /// Our current addresses and routes without IPv6, once they have changed.
     changed_site: Mutex<Option<Arc<Site>>>,
     has_changed_site: AtomicBool,
-    /// The keys by which ports are chosen, and a random number of this start of the stack for that.
+    /// The keys of the hash that chooses ports.
     pub(crate) keys: Keys,
+    /// A random number, new at each start of the stack, that is also hashed to choose ports.
     pub(crate) salt: u64,
-    /// The device's filter, if it takes frames to certain addresses only; learns our addresses as
-    /// they come and go.
+    /// The device's address filter, if it has one. The pump keeps our addresses in it.
     pub(crate) filter: Option<Arc<dyn AddressFilter>>,
     /// Whether the device finishes partial checksums.
     pub(crate) tx_checksum: bool,
@@ -344,9 +347,9 @@ pub(crate) struct World {
     pub(crate) tx: Arc<TxRing>,
     /// Commands of applications; drained by the pump.
     pub(crate) commands: SegQueue<Command>,
-    /// The queues of the pump.
+    /// Further queues that the pump drains.
     pub(crate) mailbox: Arc<Mailbox>,
-    /// Drained by the pump.
+    /// The primaries' reports of connections that begin and end; drained by the pump.
     pub(crate) hints: SegQueue<HintUpdate>,
     /// Closed connections that may have unfinished work; drained by the pump.
     pub(crate) retired: SegQueue<ConnId>,
@@ -354,11 +357,12 @@ pub(crate) struct World {
     pub(crate) returned: SegQueue<Frame>,
     /// Whole frames outside the log: ARP and echo replies.
     pub(crate) control: ControlFrames,
-    /// Opening, listening and accepting: rare, and never on the path of a frame.
+    /// The state for opening, listening and accepting, which is rare and never on the path of a
+    /// frame.
     pub(crate) shared: Arc<StackShared>,
     /// Which of the stack's groups this is.
     pub(crate) group: u16,
-    /// Counters to read; a thread that posts them never waits.
+    /// The counters that were last posted. Posting never waits.
     posted: Mutex<StackStats>,
     /// Most panics that one ended replica caught, without planted ones.
     #[cfg(feature = "testkit")]
@@ -377,15 +381,16 @@ pub(crate) struct World {
     detours: AtomicU8,
     /// The hop limit that routers advertise for IPv6; 0: none.
     hop_limit: AtomicU8,
-    /// The device took no frame when it was last offered some: it is down or gone.
+    /// Whether the device returned an error when it was last offered frames: it is down or gone.
     device_refuses: AtomicBool,
-    /// Nothing new may begin.
+    /// Whether the stack is closing, so that nothing new may begin.
     closing: AtomicBool,
 }
 
-/// Collects wakeups of applications: one for all news of a connection, when this is dropped.
+/// Collects wakeups of applications, so that several events of one connection cause one wakeup:
+/// when another connection has an event, or when this is dropped.
 ///
-/// Waking asks for a fence, which waits for all stores before it; payload may be among them.
+/// A wakeup needs a fence, which waits for all earlier stores, perhaps of payload.
 pub(crate) struct Wakes<'a> {
     world: &'a World,
     /// [`ConnId::NONE`] while there is none.
@@ -402,7 +407,7 @@ impl<'a> Wakes<'a> {
         }
     }
 
-    /// Notes news of deliveries or of room for the application of `conn`.
+    /// Notes a delivery or released room for the application of `conn`.
     #[inline]
     pub(crate) fn add(&mut self, conn: ConnId) {
         if self.conn != conn {
@@ -411,7 +416,7 @@ impl<'a> Wakes<'a> {
         }
     }
 
-    /// Notes news of datagrams or of room for the application of a UDP socket.
+    /// Notes a datagram or released room for the application of a UDP socket.
     #[inline]
     pub(crate) fn add_socket(&mut self, socket: ConnId) {
         if self.socket != Some(socket) {
@@ -420,7 +425,7 @@ impl<'a> Wakes<'a> {
         }
     }
 
-    /// Notes an effect that `notify` performed, which may make room.
+    /// Notes a performed effect that may have released room.
     #[inline]
     pub(crate) fn after(&mut self, effect: &Effect) {
         match effect {
@@ -453,8 +458,8 @@ impl Drop for Wakes<'_> {
 }
 
 impl World {
-    /// A number for the `count`th port choice. It is hard to guess even from all other numbers
-    /// and the secret.
+    /// The random number of the `count`th port choice. It is hard to guess even from all other such
+    /// numbers and the secret.
     pub(crate) fn random_port(&self, domain: KeyUse, count: u64) -> u64 {
         self.keys.of(domain, [self.salt, count])
     }
@@ -524,9 +529,9 @@ impl World {
         self.shared.socket_table()
     }
 
-    /// Calls `ask` with our current place in the network.
+    /// Calls `ask` with our current addresses and routes.
     pub(crate) fn with_site<T>(&self, ask: impl FnOnce(&Site) -> T) -> T {
-        // The place has no IPv6 before the first group knows it.
+        // There is no IPv6 until the first group publishes its addresses.
         match self.shared.v6_version() {
             0 => self.with_site_v4(ask),
             _ => self.with_site_v4(|site| {
@@ -537,8 +542,8 @@ impl World {
         }
     }
 
-    /// As [`World::with_site`], for the family of `address`: for IPv4 it takes no lock unless
-    /// our place has changed.
+    /// As [`World::with_site`], but only for the family of `address`. For IPv4 it takes no lock
+    /// unless our addresses or routes have changed.
     pub(crate) fn with_site_for<T>(&self, address: Address, ask: impl FnOnce(&Site) -> T) -> T {
         match address.is_v4() {
             true => self.with_site_v4(ask),
@@ -561,7 +566,7 @@ impl World {
         changed.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Our first IPv4 address now.
+    /// Our current first IPv4 address.
     #[inline(always)]
     pub(crate) fn v4(&self) -> PlaceV4 {
         // ORDERING: Relaxed: one word holds the whole value, and a segment that is parsed with
@@ -569,20 +574,20 @@ impl World {
         PlaceV4::of_bits(self.v4.load(Ordering::Relaxed))
     }
 
-    /// Whether we have several IPv4 addresses now.
+    /// Whether we currently have several IPv4 addresses.
     pub(crate) fn has_several_v4(&self) -> bool {
         // ORDERING: as above.
         self.v4.load(Ordering::Relaxed) & SEVERAL_V4 != 0
     }
 
-    /// Takes over our place in IPv4 from `site`.
+    /// Publishes the IPv4 addresses and routes of `site` to other threads.
     pub(crate) fn set_site(&self, site: &Site) {
         *self.changed_site() = Some(Arc::new(site.clone()));
         self.has_changed_site.store(true, Ordering::Relaxed);
         self.v4.store(v4_bits(site), Ordering::Relaxed);
     }
 
-    /// Our IPv4 addresses now.
+    /// Our current IPv4 addresses.
     pub(crate) fn addresses_v4(&self) -> Vec<Address> {
         self.with_site_v4(|site| site.places_v4().map(|own| own.address).collect())
     }
@@ -623,7 +628,7 @@ impl World {
         }
     }
 
-    /// Our place in IPv6 on our interface, as last known.
+    /// The last published IPv6 addresses and routes of our interface.
     pub(crate) fn v6(&self) -> Place {
         let table = self.socket_table();
         let known = table.v6.get(&self.interface());
@@ -635,14 +640,14 @@ impl World {
         self.socket_table().v6.contains_key(&self.interface())
     }
 
-    /// The hop limit of packets to `destination`, where `own` is the sender's: if that is the
-    /// default, the advertised one, if any (RFC 4861 section 6.3.4).
+    /// The hop limit of packets to `destination`: `own`, the sender's, unless that is the default
+    /// and routers advertise another one (RFC 4861 section 6.3.4).
     #[inline]
     pub(crate) fn hop_limit(&self, destination: Address, own: u8) -> u8 {
         if destination.is_v4() || own != IpFields::DEFAULT.ttl {
             return own;
         }
-        // ORDERING: Relaxed, a number by itself; any frame may have the older one.
+        // ORDERING: Relaxed: no other data depends on it, and any frame may have the older one.
         match self.hop_limit.load(Ordering::Relaxed) {
             0 => own,
             said => said,
@@ -655,13 +660,13 @@ impl World {
         self.hop_limit.store(said.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// Sets our place in IPv6 on our interface.
+    /// Sets our IPv6 addresses and routes on our interface.
     pub(crate) fn set_v6(&self, place: Place) {
         self.shared.set_v6(self.interface(), place);
     }
 
-    /// The local address that a socket shows: its bound address, or, without one, our IPv4 address;
-    /// `::` if it takes IPv6 only; 0.0.0.0 if we have several.
+    /// The local address that a socket reports: the address that it is bound to; otherwise `::` if
+    /// it takes only IPv6, 0.0.0.0 if we have several IPv4 addresses, or else our IPv4 address.
     pub(crate) fn local_address(&self, binding: Binding) -> Address {
         match (binding.address, binding.families) {
             (Some(address), _) => address,
@@ -673,8 +678,8 @@ impl World {
         }
     }
 
-    /// Processes units of one waiting connection, if any, and calls `more` while there are more.
-    /// Returns how many units.
+    /// Processes units of one waiting connection, if there is one. Calls `more` if other units
+    /// remain. Returns how many were processed.
     #[inline(always)]
     pub(crate) fn serve_units(&self, more: impl Fn()) -> usize {
         self.units.serve(&more)
@@ -698,8 +703,8 @@ impl World {
     /// Queues a connection that has units, and wakes a worker.
     pub(crate) fn push_units(&self, work: Arc<dyn UnitWork>) {
         self.units.push(work);
-        // ORDERING: the fence pairs with the one in `shut_down`: one of the two sees the other,
-        // and nothing is left in the queue.
+        // ORDERING: the fence pairs with the one in `shut_down`: at least one of the two threads
+        // sees the other's store, so nothing is left in the queue.
         core::sync::atomic::fence(Ordering::SeqCst);
         if self.is_down() {
             self.units.clear();
@@ -713,10 +718,11 @@ impl World {
         self.mailbox.wake();
     }
 
-    /// Makes frames to our own link-layer address come back to us. Must be called before the
-    /// first of them is numbered.
+    /// Makes the transmit pump return frames to our own link-layer address to us. Must be called
+    /// before the first of them is numbered.
     pub(crate) fn enable_loopback(&self) {
-        // ORDERING: Relaxed: a sender of such a frame saw what numbered it, and so this.
+        // ORDERING: Relaxed: a thread that sends such a frame saw the request that numbered it, and
+        // thus this store.
         self.detours.fetch_or(LOOPED, Ordering::Relaxed);
     }
 
@@ -735,7 +741,7 @@ impl World {
         self.detours.load(Ordering::Relaxed) & LINK_DOWN != 0
     }
 
-    /// Whether a frame comes back to us.
+    /// Whether a frame is for ourselves.
     #[inline]
     pub(crate) fn comes_back(&self, frame: &TxFrame<'_>) -> bool {
         let detours = self.detours.load(Ordering::Relaxed);
@@ -749,8 +755,8 @@ impl World {
         self.detours.load(Ordering::Relaxed) != 0
     }
 
-    /// Gives a frame that comes back to us to its group. Returns false, and does nothing, while
-    /// that group has too many.
+    /// Puts a frame for ourselves into the mailbox of its group. Returns false, and does nothing,
+    /// while too many frames wait there.
     pub(crate) fn loop_back(&self, frame: &TxFrame<'_>) -> bool {
         let bytes = [frame.head, frame.payload].concat();
         self.give_to_ourselves(bytes, frame.meta.gso)
@@ -766,7 +772,7 @@ impl World {
         let give = |mailbox: &Mailbox, bytes: Vec<u8>| {
             let len = bytes.len();
             let mut looped = Frame::from_buffer(bytes.into(), 0, len, RxMeta::default());
-            // It never crosses a wire, and its checksum may not even be complete.
+            // The frame cannot be damaged, and its checksum may be incomplete.
             looped.meta.checksum = RxChecksum::Valid;
             looped.meta.gso = gso;
             mailbox.looped.push(looped);
@@ -790,7 +796,7 @@ impl World {
         true
     }
 
-    /// Leaves frames that the pump returns to the device.
+    /// Queues used frames, which the pump returns to the device.
     pub(crate) fn give_back(&self, frames: &mut Vec<Frame>) {
         frames.drain(..).for_each(|frame| self.returned.push(frame));
         self.wake_pump();
@@ -832,25 +838,25 @@ impl World {
         self.down.load(Ordering::Acquire)
     }
 
-    /// Whether the stack is going away, so that nothing new may begin.
+    /// Whether the stack is closing or shut down, so that nothing new may begin.
     pub(crate) fn is_closing(&self) -> bool {
-        // ORDERING: Relaxed: a call that begins at this moment is either in time or too late.
+        // ORDERING: Relaxed: a concurrent call may come before or after the change.
         self.closing.load(Ordering::Relaxed) || self.is_down()
     }
 
-    /// Announces that the stack will go away.
+    /// Announces that the stack will shut down.
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::Relaxed);
     }
 
-    /// The stack goes away: every blocked call returns with an error.
+    /// Shuts the stack down: every blocked call returns an error.
     pub(crate) fn shut_down(&self) {
         // ORDERING: Release, pairs with the Acquire in `is_down`.
         self.down.store(true, Ordering::Release);
         self.shared.wake_all();
         self.streams.wake_all();
         self.queues.streams.wake_all();
-        // Queued work holds this world.
+        // Queued work holds a reference to this world.
         // ORDERING: the fence pairs with the one in `push_units`.
         core::sync::atomic::fence(Ordering::SeqCst);
         self.units.clear();
@@ -879,7 +885,7 @@ impl World {
         }
     }
 
-    /// The settings of a connection that is being opened, for its request.
+    /// The settings for the request of an open, which are recorded as published.
     pub(crate) fn settings_of_open(&self, request_id: u64) -> Settings {
         let mut table = self.socket_table();
         let begins = table.open_options.get_mut(&request_id);
@@ -889,8 +895,8 @@ impl World {
         })
     }
 
-    /// The settings for connections of a listener, if group `group` does not have them yet;
-    /// `None` once it has.
+    /// The settings for connections of a listener, if they are not published in group `group` yet.
+    /// Marks them as published.
     pub(crate) fn settings_of_listener(
         &self,
         port: u16,
@@ -903,7 +909,7 @@ impl World {
         (!core::mem::replace(is_told, true)).then_some(queue.options.settings)
     }
 
-    /// Aborts a connection that no application will ever hold; its place is free after that.
+    /// Aborts a connection that no application holds. Its place can be reused afterwards.
     pub(crate) fn abandon(&self, conn: ConnId) {
         if let Some(stream) = self.streams.get(conn) {
             stream.request(AppRequest {
@@ -922,10 +928,10 @@ impl World {
         }
     }
 
-    /// Checks, when a replica ends, how many panics it caught that no test planted.
+    /// Checks, when a replica ends, that it caught no panics except those planted by a test.
     ///
     /// # Panics
-    /// If there are any, unless its thread unwinds already.
+    /// If `panics` is not 0, unless the thread is already unwinding.
     #[cfg(feature = "testkit")]
     pub(crate) fn assert_no_panics(&self, panics: u64) {
         self.panics.fetch_max(panics, Ordering::Relaxed);
@@ -940,7 +946,7 @@ impl World {
         self.panics.load(Ordering::Relaxed)
     }
 
-    /// Counters as they were last posted.
+    /// The counters that were last posted.
     pub(crate) fn stats(&self) -> StackStats {
         *self.posted.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -958,7 +964,8 @@ impl World {
         }
     }
 
-    /// Notes that the device began to refuse frames, or takes them again: then the link may be new.
+    /// Notes that the device began to refuse frames, or that it accepts them again. In the second
+    /// case, the link may be a different one.
     #[cold]
     fn device_changes(&self, refuses: bool) {
         self.device_refuses.store(refuses, Ordering::Relaxed);

@@ -77,8 +77,8 @@ impl TxPump {
         taken.inspect(|taken| self.world.set_device_refuses(taken.is_err()))
     }
 
-    /// As [`TxPump::offer`], when some frames may have our own address: these come back to us
-    /// instead. While the link is down, all others are lost.
+    /// As [`TxPump::offer`], when some frames may be for ourselves: these go into a mailbox instead
+    /// of the device. While the link is down, all others are dropped.
     #[cold]
     fn offer_or_loop<const MAX: usize>(
         &mut self,
@@ -108,14 +108,14 @@ impl TxPump {
         Some(taken)
     }
 
-    /// Sends later frames if the first unsent one has not been ready for long enough.
+    /// Sends frames past a hole, if the hole has been there for long enough.
     fn send_past_hole<const MAX: usize>(&mut self) -> usize {
         if !self.transmitter.look_behind() {
             return 0;
         }
         let mut frames = ArrayVec::<_, MAX>::new();
         let mut picked = self.transmitter.ready_behind(&mut frames);
-        // Frames to ourselves wait for their turn.
+        // Frames to ourselves, and all later ones, wait until the hole is filled.
         if let Some(first) = frames.iter().position(|frame| self.world.comes_back(frame)) {
             frames.truncate(first);
             picked.truncate(first);
@@ -178,12 +178,12 @@ impl TxPump {
         done
     }
 
-    /// Whether a frame waits to be sent, and the device may take it.
+    /// Whether a frame waits to be sent, and the device is not known to refuse frames.
     pub(crate) fn has_work(&self) -> bool {
         self.any_waits() && !self.world.is_device_refusing()
     }
 
-    /// The longest sleep, if a frame waits for a device that is down or gone.
+    /// The time until the next attempt, if a frame waits for a device that is down or gone.
     pub(crate) fn next_try(&self) -> Option<std::time::Duration> {
         (self.any_waits() && self.world.is_device_refusing()).then_some(DEVICE_RETRY_INTERVAL)
     }
