@@ -2,9 +2,9 @@
 //!
 //! `apply` numbers the connections of a group in the order in which they are established, and
 //! any worker may perform the effects that hand them over, in any order. [`Arrivals`] restores
-//! the order before they enter the queue of their port: an application accepts the connections
-//! of a group in the order in which they were established, as from other stacks, and protocols
-//! with several connections rely on that.
+//! the order before they enter the queue of their port. So an application accepts the connections
+//! of a group in the order in which they were established, as with other stacks. Protocols that use
+//! several connections rely on that.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::collections::{BTreeMap, VecDeque};
@@ -76,7 +76,7 @@ impl Listeners {
     }
 }
 
-/// What pollers read about an accept queue.
+/// The state of an accept queue that pollers read.
 #[derive(Debug, Default)]
 pub(crate) struct QueueNews {
     /// Connections that ever entered the queue.
@@ -93,7 +93,7 @@ impl AcceptQueue {
     /// Adds a connection. The caller notifies waiting threads after it has released the table.
     fn push(&mut self, ready: Ready) -> Arc<QueueNews> {
         self.ready.push_back(ready);
-        // ORDERING: Relaxed: the notification's fence makes it visible to those it wakes.
+        // ORDERING: Relaxed: the notification's fence makes it visible to the woken threads.
         self.news.arrived.fetch_add(1, Ordering::Relaxed);
         self.news.waiting.store(self.ready.len(), Ordering::Relaxed);
         Arc::clone(&self.news)
@@ -119,9 +119,9 @@ pub(crate) struct Ready {
 /// Connections of one group that wait for earlier ones.
 #[derive(Debug)]
 pub(crate) struct Arrivals<T = Ready> {
-    /// The number of the connection that comes next.
+    /// The number of the next connection.
     next: u64,
-    /// Connections that came before their turn, by number.
+    /// Connections that arrived before an earlier one, by number.
     early: VecDeque<(u64, T)>,
 }
 
@@ -140,7 +140,8 @@ impl<T> Arrivals<T> {
         self.early.insert(at, (number, connection));
     }
 
-    /// The next connection, if it has come. A connection that comes late is next at once.
+    /// The next connection, if it has arrived. One that was skipped as missing is next as soon as
+    /// it arrives.
     fn pop(&mut self) -> Option<T> {
         let (number, _) = self.early.front()?;
         if *number > self.next {
@@ -166,8 +167,8 @@ impl World {
         self.hand_over(|arrivals| arrivals.add(number, ready));
     }
 
-    /// Lets connections no longer wait for missing ones: a diverged worker may have performed
-    /// wrong effects, or left some out.
+    /// Hands over all connections that wait for missing ones: a diverged worker may have performed
+    /// wrong effects, or omitted some.
     #[cold]
     pub(crate) fn skip_missing_connections(&self) {
         self.hand_over(Arrivals::skip);

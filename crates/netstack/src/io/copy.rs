@@ -1,7 +1,7 @@
 //! Copies of payload.
 //!
-//! `memcpy` handles any length well; a segment has some 1,400 bytes. Copying with the widest
-//! vectors of the processor, detected at run time, takes two thirds of the instructions.
+//! For a segment of some 1,400 bytes, copying with the processor's widest vectors, detected at run
+//! time, takes two thirds of the instructions of `memcpy`, which handles any length.
 
 #[cfg(target_arch = "x86_64")]
 use pulp::{
@@ -12,10 +12,10 @@ use pulp::{
 #[cfg(target_arch = "x86_64")]
 use crate::packet::checksum::Vectors;
 
-/// Vectors that are copied in one iteration.
+/// Number of vectors that one iteration copies.
 #[cfg(target_arch = "x86_64")]
 const GROUP: usize = 16;
-/// Length from which on wide vectors are worth the detection.
+/// Minimum length of copies for which wide vectors pay.
 #[cfg(target_arch = "x86_64")]
 const WIDE: usize = 256;
 

@@ -1,5 +1,5 @@
-//! The log of a thread that owns the state alone: it verifies, applies and performs the pump's
-//! requests at once, and keeps no ring.
+//! The log of a thread that owns the state alone. It has no ring: the thread verifies, applies and
+//! performs the pump's requests at once.
 
 use super::perform::{self, Template};
 use super::prepare::prepare_and_store;
@@ -11,7 +11,7 @@ use crate::log::request::{Request, Verdict};
 use crate::state::apply::{ReplicaState, Requests};
 use crate::stats::EffectStats;
 
-/// Most requests that may wait at once: no ring bounds them.
+/// Maximum number of requests that wait at one time.
 const ROOM: usize = 1 << 10;
 
 /// A request that the pump published, with its frames.
@@ -23,8 +23,8 @@ struct Entry {
     run: Run,
 }
 
-/// The effects of one request. A request with payload nearly always asks for its delivery first;
-/// that has its own field, so `take_effects` finds it without a search.
+/// The effects of one request. The first effect of a request with payload is nearly always a
+/// delivery. It has a separate field, so `take_effects` finds it without a search.
 #[derive(Default)]
 struct RequestEffects {
     first: Option<Deliver>,
@@ -87,7 +87,7 @@ impl Log for DirectLog {
         }
     }
 
-    /// All waiting requests count as one.
+    /// All waiting requests count as one position.
     fn published(&self) -> u64 {
         self.position + u64::from(!self.entries.is_empty())
     }
@@ -161,7 +161,7 @@ struct Performing<'a> {
     stats: &'a mut EffectStats,
     wakes: Wakes<'a>,
     entries: &'a [Entry],
-    /// How many of them were begun.
+    /// How many of `entries` were begun.
     begun: usize,
     applied: usize,
 }

@@ -1,21 +1,21 @@
 //! Parses a batch of frames into runs of segments.
 //!
-//! A [`Parser`] reads headers and changes only itself, so workers parse different batches at the
+//! A [`Parser`] reads headers and changes only itself. So workers parse different batches at the
 //! same time, and any worker can parse a batch whose worker is delayed. A parser has an open run
-//! for each of up to 64 flows, so connections whose frames alternate merge as well as one alone.
-//! The header template of a flow's last run stays, so the first segment of its next run needs no
-//! full parsing either.
+//! for each of up to 64 flows, so alternating frames of several connections merge as well as those
+//! of one. It keeps the header template of each flow's last run, so the first segment of the next
+//! run needs no full parsing either.
 //!
-//! A parser merges segments only where no protocol step could notice: one flow, consecutive
-//! sequence numbers, and equal acknowledgment, window, timestamps, flags and congestion mark;
-//! all but the last of equal length, PSH or FIN only on the last. Segments with options except
-//! timestamps stay alone. The device vouches for all checksums of a run or for none, so the
-//! whole verdict is known.
+//! A parser merges segments only if no protocol step can observe that: they have one flow,
+//! consecutive sequence numbers, and equal acknowledgment, window, timestamps, flags and congestion
+//! mark; all but the last have equal length, and only the last has PSH or FIN. A segment with other
+//! options than timestamps is not merged. The device has verified either all checksums of a run or
+//! none, so the verdict of a run is known entirely or not at all.
 //!
 //! Acknowledgments without payload are never merged, but up to 32 of a flow share a request, or
-//! seven if their windows differ. Each is applied by itself, all data that they allow is sent as
-//! one range of frames, and the core that applies them fetches one request for all. The parser
-//! verifies them itself: only the headers, which it has just read, need it. So their request
+//! seven if their windows differ. Each is applied separately, but all data that they allow is sent
+//! as one range of frames, and a core that applies them fetches only one request. The parser
+//! verifies their checksums, which cover only the headers that it has just read. So the request
 //! needs no frames. The end of a run is part of the request, so it is equal in every replica.
 
 use dominoes_drivers::Frame;
@@ -34,7 +34,7 @@ use crate::packet::flow::Endpoint;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
-/// The flow of a received segment, as we see it.
+/// The flow of a received segment, from our point of view.
 pub(crate) fn flow_of(tcp: &wire::Tcp) -> Flow {
     Flow {
         local: Endpoint::new(tcp.dst, tcp.dst_port),
@@ -51,26 +51,28 @@ pub(crate) struct OpenRun {
     open: bool,
     /// Whether all its segments are acknowledgments without payload whose checksum is good.
     is_acks: bool,
-    /// Whether the device vouches for the checksums.
+    /// Whether the device has verified the checksums.
     is_verified_by_device: bool,
     /// Flags of the first segment; the digest has the last segment's.
     flags: u8,
     /// The flow of its segments.
     pub(crate) flow: Flow,
-    /// The connection of the flow, with the number of the table that it was looked up in.
+    /// The connection of the flow, with the version of the table at the look-up.
     pub(crate) hint: Option<(u64, ConnId)>,
-    /// The headers of a segment that surely follows, in this run or the next.
+    /// The headers of a segment that continues the flow, in this run or the next.
     next: Option<wire::HeaderTemplate>,
     /// As `next`, for IPv6; `None` for IPv4.
     next_v6: Option<wire::HeaderTemplateV6>,
-    /// With `is_acks`, the second and later ones: whether all have one window and small steps; how
-    /// many bytes each acknowledges beyond the previous one; and the first few of them in full.
+    /// With `is_acks`: whether the second and all later ones have the window of the first and
+    /// acknowledge at most 65,535 bytes more than the previous one.
     are_alike: bool,
+    /// How many bytes the second and each later one acknowledges beyond the previous one.
     beyond: [u16; MORE_ALIKE],
+    /// The first few of these in full.
     acks: Acks,
     /// The acknowledgment number of the last segment.
     last_ack: SeqNum,
-    /// Of the run, or of the last one.
+    /// The request of the run, or of the last run.
     pub(crate) request: Request,
     /// Its frames in the batch.
     indices: Indices,
@@ -98,7 +100,7 @@ impl Default for OpenRun {
     }
 }
 
-/// Flows that have an open run at a time.
+/// Maximum number of flows with an open run.
 const OPEN_RUNS: usize = 64;
 
 /// The entry of the flow between these addresses and ports.
@@ -119,14 +121,14 @@ struct Repeated {
 /// Receives the contents of a batch.
 pub(crate) trait Found {
     /// A run of segments for us ended. `open` has its request, without time, credit, hint and
-    /// cursors. The verdict is there if it is known without reading the payload.
+    /// cursors. The verdict is given if it is known without reading the payload.
     fn run(&mut self, open: &mut OpenRun, run: Run, verdict: Option<Verdict>);
     /// Frame `index` of the batch is something else.
     fn other(&mut self, index: usize);
 }
 
-/// Parses batches. It has at most one open run per flow; flows whose entries collide end each
-/// other's runs. Between batches no run is open. The default has no runs, and cannot parse.
+/// Parses batches. It has at most one open run per flow; flows with colliding entries end each
+/// other's runs. Between batches no run is open. The default has no entries, and cannot parse.
 #[derive(Debug, Default)]
 pub(crate) struct Parser {
     runs: Box<[OpenRun]>,
@@ -150,7 +152,7 @@ impl Parser {
         self.parse_by(segment_for, world, batch, found)
     }
 
-    /// As `parse`, for frames that we sent to ourselves. A parser of these parses no others.
+    /// As `parse`, for frames that we sent to ourselves. Such a parser must parse no other frames.
     pub(crate) fn parse_looped(
         &mut self,
         world: &World,
@@ -221,8 +223,8 @@ impl Parser {
         self.note_begun();
     }
 
-    /// Makes the run of this frame's flow the current one. Returns false if it is current
-    /// already, or the frame is no TCP segment without IP options.
+    /// Makes the run of this frame's flow the current one. Returns false if it is current already,
+    /// or the frame is not a TCP segment without IP options.
     #[inline(always)]
     fn switch_to_flow_of(&mut self, frame: &Frame) -> bool {
         let Some([src, dst, ports]) = wire::plain_tcp_flow(frame.bytes()) else {
@@ -238,7 +240,7 @@ impl Parser {
         self.current = entry_of(tcp.src.v4_bits(), tcp.dst.v4_bits(), ports);
     }
 
-    /// The parser's hint for the connection of `flow`, if it had a segment of it lately.
+    /// The parser's hint for the connection of `flow`, if the flow's entry still has one.
     #[inline]
     pub(crate) fn hint_of(&mut self, flow: &Flow) -> Option<&mut Option<(u64, ConnId)>> {
         let (remote, local) = (flow.remote.address, flow.local.address);
@@ -272,8 +274,8 @@ impl Parser {
     }
 }
 
-/// The segment for us in `frame`, and its source link address. `None` for all other frames, also
-/// for those to drop.
+/// The segment for us in `frame`, and its source link address. `None` for every other frame,
+/// including frames to drop.
 #[inline]
 fn segment_for(world: &World, frame: &Frame) -> Option<(wire::Tcp, [u8; 6])> {
     let bytes = frame.bytes();
@@ -302,8 +304,8 @@ fn looped_segment(_: &World, frame: &Frame) -> Option<(wire::Tcp, [u8; 6])> {
     }
 }
 
-/// Whether a segment may be for us though not for our first IPv4 address. Our addresses change;
-/// the publisher knows them.
+/// Whether a segment that is not for our first IPv4 address may be for another address of ours. The
+/// publisher, which knows our addresses, checks that.
 #[cold]
 fn may_be_for_us(world: &World, tcp: &wire::Tcp) -> bool {
     match tcp.dst.is_v4() {
@@ -390,8 +392,8 @@ impl OpenRun {
         true
     }
 
-    /// Whether this acknowledgment without payload has the window of those before it, and
-    /// acknowledges at most 65,535 bytes more.
+    /// Whether this acknowledgment without payload has the window of the earlier ones, and
+    /// acknowledges at most 65,535 bytes more than the last one.
     #[inline(always)]
     fn is_alike(&self, ack: SeqNum, wnd: u16) -> bool {
         let is_little = ack.since(self.last_ack) <= u32::from(u16::MAX);
@@ -534,9 +536,9 @@ impl OpenRun {
         })
     }
 
-    /// Called when a frame matches the template ([`OpenRun::matches_template`]): if only its length
-    /// ends the run, marks the run as followed by another. No run of a later batch counts, so an
-    /// acknowledgment waits at most for the frames of this batch.
+    /// Called when a frame matches the template ([`OpenRun::matches_template`]): if the run ends
+    /// only because it has [`MAX_RUN`] segments, marks it as followed by another run. Frames of a
+    /// later batch do not count, so an acknowledgment waits only for frames of this batch.
     #[inline]
     fn record_followed(&mut self) {
         let digest = &mut self.request.digest;
@@ -546,7 +548,7 @@ impl OpenRun {
     }
 
     /// Begins a run with frame `at`, which differs from the header template by `what`. Requires
-    /// that no run is open.
+    /// that this run has ended.
     #[inline]
     fn repeat(&mut self, at: usize, what: Repeated) {
         let digest = &mut self.request.digest;
@@ -670,7 +672,7 @@ fn verified(frame: &Frame) -> bool {
     is_verified_by_device(frame) || is_good(frame.bytes())
 }
 
-/// An acknowledgment and nothing else.
+/// Whether a segment is only an acknowledgment.
 fn is_bare_ack(tcp: &wire::Tcp) -> bool {
     tcp.payload_len == 0 && tcp.flags == Flags::ACK.0 && !tcp.options.any
 }

@@ -18,7 +18,7 @@ use crate::log::request::{Body, ConnId, Request, Verdict};
 #[cfg(feature = "record")]
 pub use file::{Recorder, Recording};
 
-/// Writes a log. Without the feature `record` no value of it exists.
+/// Writes a log. Without the feature `record` it has no values.
 #[cfg(not(feature = "record"))]
 #[derive(Debug)]
 pub enum Recorder {}
@@ -37,11 +37,12 @@ impl Recorder {
 pub struct Entry {
     /// The request as published.
     pub request: Request,
-    /// The verdict, where the device vouched for the frames.
+    /// The verdict, if the device verified the frames.
     pub verdict: Option<Verdict>,
     /// The frames of its run.
     pub frames: Vec<Vec<u8>>,
-    /// The bytes that an application wrote since the last such entry, if the request reports any.
+    /// The bytes that the application wrote since the last entry with such bytes, if the request
+    /// reports any.
     pub written: Option<Written>,
 }
 
@@ -70,7 +71,7 @@ impl Entry {
         if let Some(written) = &self.written
             && let Some(stream) = streams.get(written.conn)
         {
-            // The recording has no bytes that were sent while the log was not in use.
+            // The recording lacks the bytes that were sent while the log was not in use.
             stream.skip_to(written.offset);
             stream.write(&written.bytes);
         }

@@ -51,10 +51,10 @@ pub struct Setup {
     pub gateway: Option<IpAddr>,
     /// Routes to certain networks through other gateways. None by default.
     pub routes: Vec<Route>,
-    /// How much to keep of datagrams that arrive in fragments.
+    /// Limits of the memory for datagrams that arrive in fragments.
     pub reassembly: ReassemblyLimits,
-    /// Key of every number that outsiders must not predict: sequence numbers, timestamps,
-    /// identifications, ports, cookies. Should be unpredictable, and new at every start.
+    /// Key of all numbers that attackers must not predict: sequence numbers, timestamps,
+    /// identifications, ports, cookies. Should be random, and new at every start.
     pub secret: [u64; 2],
     /// Whether the address is announced at the start (RFC 5227 section 2.3). Default: no;
     /// [`Stack`](crate::Stack) does it.
@@ -63,9 +63,9 @@ pub struct Setup {
     pub recorder: Option<Recorder>,
     /// A random number of this start of the stack.
     pub(crate) salt: u64,
-    /// Its index among the groups of one device.
+    /// This group's index among the groups of its device.
     pub(crate) group: GroupIndex,
-    /// Its index among the groups of all devices, and the state that they share.
+    /// This group's index among the groups of all devices, and the state that all of them share.
     pub(crate) place: u16,
     pub(crate) shared: Arc<StackShared>,
 }
@@ -282,7 +282,7 @@ impl Setup {
         }
     }
 
-    /// Fits the bounds to the device and builds the parts that all variants share. With several
+    /// Adapts the limits to the device, and builds the parts that all variants share. With several
     /// `workers`, builders of frames also prepare them for the device.
     pub(crate) fn build(
         mut self,
@@ -299,7 +299,7 @@ impl Setup {
         let caps = device.capabilities();
         let limits = &mut self.limits;
         limits.mtu = limits.mtu.min(u16::try_from(caps.mtu).unwrap_or(u16::MAX));
-        // Frames above the MTU are for devices that cut them.
+        // Only devices that cut frames take frames above the MTU.
         let cut = match ipv6 {
             Some(_) => caps.tso4_max_bytes.min(caps.tso6_max_bytes),
             None => caps.tso4_max_bytes,

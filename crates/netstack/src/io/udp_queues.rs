@@ -1,8 +1,9 @@
 //! The rings of UDP sockets, which applications, pump and primaries share.
 //!
-//! They are rings of connections that hold records ([`crate::udp::record`]): the rules for
-//! access to each byte are equal, and stamps show the application the end of its queue. A
-//! reported error takes the role of a connection's status: one word, which the next call takes.
+//! They are the rings of connections ([`crate::io::stream`]), but hold records
+//! ([`crate::udp::record`]). The same rules define which thread may access which byte, and stamps
+//! show the application the end of its queue. Instead of a connection's status there is a word with
+//! a reported error, which the application's next call returns.
 
 use crate::state::ports::ephemeral_from;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -36,7 +37,7 @@ pub(crate) struct Queues {
     pub(crate) streams: Streams,
     /// For each place, the reported error that no call has returned yet.
     pending_errors: Box<[AtomicU32]>,
-    /// Sockets that sent something; each at most once. Drained by the pump.
+    /// Sockets that sent something, each at most once; drained by the pump.
     pub(crate) dirty: ArrayQueue<ConnId>,
     /// Sockets that `apply` has closed; drained by the pump.
     pub(crate) unbound: SegQueue<ConnId>,
@@ -71,7 +72,7 @@ impl Queues {
             self.pending_errors.get(socket.index as usize),
             self.streams.get(socket),
         ) {
-            // Relaxed: the word is the whole value.
+            // ORDERING: Relaxed: the word is the whole value.
             place.store(word, Ordering::Relaxed);
             stream.waiting().notify_all();
         }
@@ -83,7 +84,7 @@ impl Queues {
         place.is_some_and(|place| place.load(Ordering::Relaxed) != 0)
     }
 
-    /// The error that was reported since the last call.
+    /// Returns the error that was reported since the last call, if any.
     pub(crate) fn take_error(&self, socket: ConnId) -> Result<(), SocketError> {
         let Some(place) = self.pending_errors.get(socket.index as usize) else {
             return Ok(());
@@ -101,8 +102,8 @@ impl Queues {
         }
     }
 
-    /// Recycles a place until its owner is `socket`. Replay needs it: a recording shows the end
-    /// of a socket only by the start of the next one.
+    /// Recycles a place until its socket is `socket`. A replay needs this, because a recording
+    /// shows the end of a socket only by the start of the next one.
     pub(crate) fn recycle_for(&self, socket: ConnId) {
         let last = ConnId {
             generation: socket.generation.wrapping_sub(1),
@@ -127,14 +128,14 @@ impl Queues {
     }
 }
 
-/// Which places and ports are taken. Used when a socket begins or ends, never for a datagram.
+/// The places and ports in use. Accessed when a socket begins or ends, never for a datagram.
 #[derive(Debug, Default)]
 pub(crate) struct Bindings {
     /// The bindings of the sockets at a port. No datagram to one host matches two of them.
     ports: HashMap<u16, Vec<Binding>>,
     /// Places that have been used and are free again.
     free: Vec<ConnId>,
-    /// Places that some groups have finished with, and how many groups.
+    /// Places that not all groups have finished with, and how many groups have.
     ending: HashMap<ConnId, usize>,
     /// Places that were ever used.
     used: u32,
@@ -145,8 +146,8 @@ pub(crate) struct Bindings {
 }
 
 impl Bindings {
-    /// Gives a socket its place, and `port`; for port 0, the first free one from `random` on: a
-    /// hash of the count of choices, which an outsider cannot know (RFC 6056 section 3.3.1).
+    /// Gives a socket a place and `port`. For port 0 it takes the first free port from `random` on:
+    /// a hash of the count of choices that an attacker cannot know (RFC 6056 section 3.3.1).
     pub(crate) fn bind(
         &mut self,
         (port, binding): (u16, Binding),
@@ -218,7 +219,7 @@ mod tests {
         Limits::default().udp_sockets(2)
     }
 
-    /// A port, for all datagrams to it.
+    /// A port, with a binding to all addresses.
     fn all(port: u16) -> (u16, Binding) {
         (port, Binding::default())
     }

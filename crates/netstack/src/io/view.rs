@@ -1,7 +1,7 @@
 //! Shows a running stack: the work of each of its threads, and its connections.
 //!
-//! Each thread posts its own counts now and then, and any thread may read them. A list of
-//! connections is made only on request, by a thread that has the state, between two of its turns.
+//! Each thread posts its counts from time to time, and any thread may read them. Connections are
+//! listed only on request, by a thread that has the state, between two of its turns.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::net::SocketAddr;
@@ -20,15 +20,15 @@ use crate::time::Duration;
 /// [`TcpStream::info`](crate::TcpStream::info) wait at most.
 pub const LIST_TIMEOUT: time::Duration = time::Duration::from_millis(100);
 
-/// A connection at a moment.
+/// The state of a connection at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectionStats {
     /// Its name within its group.
     pub conn: ConnId,
-    /// Our end.
+    /// The local endpoint.
     pub local: SocketAddr,
-    /// The peer's end.
+    /// The remote endpoint.
     pub remote: SocketAddr,
     /// The state of the connection (RFC 9293 section 3.3.2).
     pub state: State,
@@ -72,11 +72,11 @@ pub(crate) struct View {
 
 #[derive(Debug, Default)]
 struct List {
-    /// Most connections wanted.
+    /// The maximum number of connections to list.
     most: usize,
     /// The only connection wanted, if the request names one.
     only: Option<ConnId>,
-    /// Lists made so far.
+    /// How many lists were made so far.
     lists: u64,
     connections: Vec<ConnectionStats>,
 }
@@ -115,8 +115,9 @@ impl View {
         self.listed.notify_all();
     }
 
-    /// Asks for a list of at most `most` connections, or of `only` one, and calls `ring` to wake
-    /// a thread that makes it. Waits up to `patience`; after that it returns the previous list.
+    /// Asks for a list of at most `most` connections, or only of connection `only`, and calls
+    /// `ring` to wake a thread that makes it. Waits up to `patience`, and then returns the previous
+    /// list.
     pub(crate) fn ask(
         &self,
         most: usize,
@@ -141,7 +142,7 @@ impl View {
     }
 }
 
-/// Posts a thread's counts where other threads read them.
+/// Publishes a thread's counts to other threads.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
     meter: Arc<Meter>,

@@ -1,7 +1,7 @@
 //! A recorded log in a file.
 //!
-//! A recording begins with a magic word and the [`Limits`]. One [`Entry`] per request follows,
-//! each after its length.
+//! A recording begins with a magic word and the [`Limits`]. One [`Entry`] per request follows. The
+//! limits and each entry are preceded by their length in bytes.
 
 use std::io::{self, Read, Write};
 
@@ -12,7 +12,7 @@ use super::Entry;
 use crate::config::Limits;
 
 const MAGIC: [u8; 8] = *b"dominoL7";
-/// Above the length of any entry that is written: eight frames, a send ring, and some.
+/// Larger than any entry, which has at most the frames of a run and the bytes of a send ring.
 const MAX_ENTRY: u32 = 1 << 31;
 
 /// Writes a log.
@@ -106,7 +106,7 @@ fn invalid(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// `None` at the end of the file.
+/// Reads a value after its length. `None` at the end of the file.
 fn read_one<T: for<'de> Deserialize<'de>>(from: &mut impl Read) -> io::Result<Option<T>> {
     let mut len = [0; 4];
     match from.read(&mut len)? {
