@@ -327,7 +327,7 @@ fn the_frames_of_a_run_have_several_primaries() {
         let frames: u64 = stats.iter().map(|stats| stats.frames).sum();
         let deliveries: u64 = stats.iter().map(|stats| stats.deliveries).sum();
         // One round is a chunk for each worker.
-        let round = (plan.replicas * plan.frame_chunk.max(plan.request_chunk)) as u64;
+        let round = (plan.replicas * plan.frame_chunk) as u64;
         if frames < 2 * round || deliveries < 2 * round {
             continue;
         }

@@ -27,7 +27,7 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 }
 
 const PARTS: [Part; 9] = [
-    part("crates/dominoes", 18_500, 17_000),
+    part("crates/dominoes", 18_200, 17_000),
     part("crates/drivers", 22_300, 20_000),
     part("crates/netstack/proto", 30_600, 31_000),
     Part {

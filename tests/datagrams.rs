@@ -391,7 +391,7 @@ impl Lone {
     }
 
     fn turn(&mut self) -> VecDeque<Vec<u8>> {
-        self.host.turn(self.now);
+        while self.host.turn(self.now) > 0 {}
         self.host.take_sent().into()
     }
 

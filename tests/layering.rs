@@ -186,7 +186,7 @@ const CRATES: [(&str, &[&str]); 6] = [
 
 /// The files that may use `unsafe`.
 const UNSAFE: [&str; 20] = [
-    "crates/dominoes/src/attachments.rs",
+    "crates/dominoes/src/batches.rs",
     "crates/dominoes/src/exclusive.rs",
     "crates/dominoes/src/ring.rs",
     "crates/dominoes/src/slots.rs",
@@ -210,7 +210,7 @@ const UNSAFE: [&str; 20] = [
 
 /// The files that a frame passes through in `replicated` from one device to the other.
 const PATH_OF_A_FRAME: [&str; 49] = [
-    "crates/dominoes/src/attachments.rs",
+    "crates/dominoes/src/batches.rs",
     "crates/dominoes/src/exclusive.rs",
     "crates/dominoes/src/group/membership.rs",
     "crates/dominoes/src/log.rs",

@@ -31,9 +31,7 @@ struct ScarceRx {
 
 impl<D: Device> Device for Scarce<D> {
     fn capabilities(&self) -> Capabilities {
-        let mut caps = self.device.capabilities();
-        caps.rx_held_max = self.most;
-        caps
+        self.device.capabilities()
     }
 
     fn mac(&self) -> [u8; 6] {

@@ -192,7 +192,7 @@ fn layout(rng: &mut Rng, replicas: usize) -> Layout {
     layout.replicas = replicas;
     layout.primaries = Primaries::ALL[rng.index(Primaries::ALL.len())];
     layout.tuning.log = 64 << rng.below(3);
-    layout.tuning.request_chunk = 1 << rng.below(5);
+    layout.tuning.ahead_bytes = 4096 << rng.below(5);
     layout.tuning.frame_chunk = 1 << rng.below(5);
     layout.tuning.steal_after = rng.index(16);
     layout.tuning.patience = Duration::from_micros(rng.below(200));

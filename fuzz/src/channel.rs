@@ -1,10 +1,9 @@
-//! Calls the log of `dominoes`, its attachments and its verdicts (values stored beside its slots)
+//! Calls the log of `dominoes`, its records of batches and its verdicts (both beside its slots)
 //! in any order, and compares the results with a simple model.
 //!
-//! Every subscription sees all published values in order; every value and every attachment is
+//! Every subscription sees all published values in order; every value and every record is
 //! dropped exactly once.
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
@@ -12,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arbitrary::{Arbitrary, Unstructured};
 use dominoes::{
-    Attachments, BatchError, Inactive, Log, NoBatch, Publisher, Stocker, Subscription,
-    TryPublishError, Verdicts, attachments, channel_with_slots,
+    BatchError, BatchWriter, Batches, BegunBatch, Inactive, Log, NoBatch, Publisher, ReadBatch,
+    Subscription, TryPublishError, UnitState, Verdicts, batches, channel_with_slots,
 };
 
 use crate::input::{Input, assert_overflow_panics};
@@ -106,14 +105,17 @@ enum Call {
     Peek(u8, u8),
     Advance(u8, u8),
     Tidy,
-    /// Puts an attachment beside the next position.
-    Attach,
-    /// Reads the attachments of a chunk (aligned range of positions).
-    Pin(u8),
-    Unpin(u8),
-    Done(u8, u8),
-    TakeOut(u8),
-    Reclaim,
+    /// Puts the record of the next batch, of this many positions.
+    Put(u8),
+    /// Reads the value of a batch.
+    Read(u8),
+    Release(u8),
+    Begin(u8),
+    /// Does pieces of work of a batch that is begun.
+    Do(u8, u8),
+    /// Stops before the batch is done.
+    Stop(u8),
+    Finish(u8),
     SetVerdict(u8, u8),
     GetVerdict(u8),
     BeginVerdict(u8, bool),
@@ -146,12 +148,13 @@ impl<'a> Arbitrary<'a> for Call {
             35 | 36 => Call::Peek(which, u.arbitrary()?),
             37..=41 => Call::Advance(which, u.arbitrary()?),
             42 => Call::Tidy,
-            43..=47 => Call::Attach,
-            48 | 49 => Call::Pin(u.arbitrary()?),
-            50 => Call::Unpin(which),
-            51..=54 => Call::Done(u.arbitrary()?, 1 + which),
-            55 => Call::TakeOut(u.arbitrary()?),
-            56..=58 => Call::Reclaim,
+            43..=47 => Call::Put(1 + which),
+            48 | 49 => Call::Read(u.arbitrary()?),
+            50 => Call::Release(which),
+            51..=53 => Call::Begin(u.arbitrary()?),
+            54 => Call::Do(which, u.arbitrary()?),
+            55 => Call::Stop(which),
+            56..=58 => Call::Finish(which),
             59 | 60 => Call::SetVerdict(u.arbitrary()?, which),
             61 | 62 => Call::GetVerdict(u.arbitrary()?),
             _ => Call::BeginVerdict(u.arbitrary()?, which & 1 == 0),
@@ -188,10 +191,9 @@ pub fn run(data: &[u8]) {
     let [kind, sizes]: [u8; 2] = input.any();
     let capacity = 1 + usize::from(sizes & 7);
     let slots = capacity.next_power_of_two() << (sizes >> 3 & 1);
-    let chunk = 1 << (sizes >> 4 & 1);
     match kind & 1 {
-        0 => World::<Counted>::new(capacity, slots).run(&mut input, chunk),
-        _ => World::<u64>::new(capacity, slots).run(&mut input, chunk),
+        0 => World::<Counted>::new(capacity, slots).run(&mut input),
+        _ => World::<u64>::new(capacity, slots).run(&mut input),
     }
 }
 
@@ -212,32 +214,29 @@ impl<T: Value> World<T> {
         }
     }
 
-    fn run(mut self, input: &mut Input<'_>, chunk: usize) {
-        let slots = self.log.slots().max(chunk);
-        let attached = Alive::default();
-        let (stocker, shared) = attachments::<Counted>(slots, chunk);
+    fn run(mut self, input: &mut Input<'_>) {
+        let slots = self.log.slots();
+        let recorded = Alive::default();
+        let (writer, shared) = batches::<Counted>(slots);
         let mut beside = Beside {
-            stocker,
+            writer,
             slots: slots as u64,
-            chunk: chunk as u64,
-            alive: attached.clone(),
-            taken: RefCell::default(),
-            back: 0,
-            done: VecDeque::new(),
+            alive: recorded.clone(),
+            batches: VecDeque::new(),
             verdicts: Verdicts::new(slots),
             model: vec![None; slots],
         };
-        let mut pins = Vec::new();
+        let mut held = Held::default();
         let mut calls = 0;
         while calls < CALLS
             && let Some(call) = input.next()
         {
             calls += 1;
             self.apply(call);
-            beside.apply(call, &shared, &mut pins);
+            beside.apply(call, &shared, &mut held);
             self.check();
         }
-        let held = self.published.len();
+        let published = self.published.len();
         let waiting = self.readers.iter().map(|reader| reader.cursor).min();
         drop((self.publishers, self.inactive));
         // Readers get all values that were published before the channel was closed.
@@ -257,7 +256,7 @@ impl<T: Value> World<T> {
             }
             assert!(
                 evicted || expected.next().is_none(),
-                "{held} from {waiting:?}"
+                "{published} from {waiting:?}"
             );
         }
         drop(self.log);
@@ -266,12 +265,12 @@ impl<T: Value> World<T> {
             0,
             "every value is dropped"
         );
-        drop(pins);
+        drop(held);
         drop((beside, shared));
         assert_eq!(
-            attached.0.load(Ordering::Relaxed),
+            recorded.0.load(Ordering::Relaxed),
             0,
-            "every attachment is dropped"
+            "every record is dropped"
         );
         tally::add("calls", calls);
     }
@@ -551,119 +550,144 @@ impl<T: Value> World<T> {
     }
 }
 
-/// The attachments and verdicts beside the slots, and the model of both.
+/// The records of batches and verdicts beside the slots, and the model of both.
 struct Beside {
-    stocker: Stocker<Counted>,
+    writer: BatchWriter<Counted>,
     slots: u64,
-    chunk: u64,
     alive: Alive,
-    /// Positions whose attachments were taken out before their chunk was reclaimed.
-    taken: RefCell<VecDeque<u64>>,
-    /// All positions below this one are reclaimed.
-    back: u64,
-    /// For each chunk from `back` on, how many of its slots are done.
-    done: VecDeque<u32>,
+    /// The batches whose places the writer has not found free, oldest first.
+    batches: VecDeque<BatchModel>,
     verdicts: Verdicts,
     /// For each slot, the position that was set there last, and its bits.
     model: Vec<Option<(u64, u64)>>,
 }
 
+struct BatchModel {
+    first: u64,
+    /// The first piece that is not done.
+    next: u64,
+    is_begun: bool,
+    is_done: bool,
+    readers: usize,
+}
+
+impl BatchModel {
+    fn is_out(&self) -> bool {
+        self.is_done && self.readers == 0
+    }
+}
+
+/// What is read and begun.
+#[derive(Default)]
+struct Held<'a> {
+    reading: Vec<ReadBatch<'a, Counted>>,
+    begun: Vec<BegunBatch<'a, Counted>>,
+}
+
+/// The index of one of `len`.
+fn one_of(which: u8, len: usize) -> Option<usize> {
+    usize::from(which).checked_rem(len)
+}
+
 impl Beside {
-    fn apply<'a>(
-        &mut self,
-        call: Call,
-        shared: &'a Attachments<Counted>,
-        pins: &mut Vec<dominoes::Pin<'a, Counted>>,
-    ) {
-        let next = self.stocker.next_seq();
+    /// The model of the batch at `first`, which is held.
+    fn held(&mut self, first: u64) -> &mut BatchModel {
+        let mut batches = self.batches.iter_mut();
+        let held = batches.find(|batch| batch.first == first);
+        held.expect("a batch that is held is not gone")
+    }
+
+    fn apply<'a>(&mut self, call: Call, shared: &'a Batches<Counted>, held: &mut Held<'a>) {
+        let next = self.writer.next_seq();
+        let back = self.batches.front().map_or(next, |batch| batch.first);
         // A position in use, or close to one in use.
-        let position = |which: u8| self.back + u64::from(which) % (self.slots + 4);
-        let chunk_of = |seq: u64| seq / self.chunk;
-        let first_chunk = chunk_of(self.back);
-        let is_pinned = |pins: &[dominoes::Pin<'_, Counted>], chunk: u64| {
-            pins.iter()
-                .any(|pin| pin.range().start / self.chunk == chunk)
-        };
+        let position = |which: u8| back + u64::from(which) % (self.slots + 4);
         match call {
-            Call::Attach => {
-                let fits = self.stocker.can_put(next);
-                assert_eq!(fits, next < self.back + self.slots);
-                assert_eq!(self.stocker.room() as u64, self.back + self.slots - next);
-                let put = self.stocker.put(next, Counted::new(next, &self.alive));
-                assert_eq!(put.is_ok(), fits);
-                if fits && next.is_multiple_of(self.chunk) {
-                    self.done.push_back(0);
+            Call::Put(len) => {
+                while self.batches.front().is_some_and(BatchModel::is_out) {
+                    self.batches.pop_front();
+                }
+                let back = self.batches.front().map_or(next, |batch| batch.first);
+                let room = self.slots - (next - back);
+                assert_eq!(self.writer.room() as u64, room);
+                assert_eq!(self.writer.done(), back);
+                let value = Counted::new(next, &self.alive);
+                let put = self.writer.put(usize::from(len), value);
+                assert_eq!(put.ok(), (u64::from(len) <= room).then_some(next));
+                if u64::from(len) <= room {
+                    self.batches.push_back(BatchModel {
+                        first: next,
+                        next: 0,
+                        is_begun: false,
+                        is_done: false,
+                        readers: 0,
+                    });
                 }
             }
-            Call::Pin(which) => {
-                let seq = position(which);
-                let Some(pin) = (pins.len() < MOST).then(|| shared.pin(seq)).flatten() else {
+            Call::Read(which) => {
+                let first = position(which);
+                let mut batches = self.batches.iter_mut();
+                let batch = batches.find(|batch| batch.first == first && !batch.is_done);
+                if held.reading.len() == MOST {
+                    return;
+                }
+                let read = shared.read(first);
+                let number = read.as_ref().map(|read| read.value().number);
+                assert_eq!(number, batch.as_ref().map(|batch| batch.first));
+                if let Some(batch) = batch {
+                    batch.readers += 1;
+                }
+                held.reading.extend(read);
+            }
+            Call::Release(which) => {
+                if let Some(at) = one_of(which, held.reading.len()) {
+                    let reading = held.reading.swap_remove(at);
+                    let batch = self.held(reading.first());
+                    batch.readers -= 1;
+                    assert_eq!(reading.release().is_some(), batch.is_out());
+                }
+            }
+            Call::Begin(which) => {
+                let first = position(which);
+                let mut batches = self.batches.iter_mut();
+                let batch = batches.find(|batch| batch.first == first && !batch.is_done);
+                let begun = shared.begin(first);
+                let Some(batch) = batch else {
+                    assert_eq!(begun.err(), Some(UnitState::Done));
                     return;
                 };
-                assert_eq!(pin.range().start, chunk_of(seq) * self.chunk);
-                for seq in pin.range() {
-                    let taken = self.taken.borrow().contains(&seq);
-                    let expected = (seq >= self.back && seq < next && !taken).then_some(seq);
-                    assert_eq!(
-                        pin.get(seq).map(|value| value.number),
-                        expected,
-                        "beside {seq}"
-                    );
+                assert_eq!(begun.is_ok(), !batch.is_begun);
+                // Others see what is done when the batch is released.
+                for piece in [0, 1, 7, 255].into_iter().filter(|_| begun.is_ok()) {
+                    let is_done = piece < batch.next;
+                    let state = shared.state(first, piece);
+                    assert_eq!(state == UnitState::Done, is_done, "piece {piece}");
                 }
-                pins.push(pin);
+                batch.is_begun = true;
+                held.begun.extend(begun.ok());
             }
-            Call::Unpin(which) => {
-                if let Some(at) = usize::from(which).checked_rem(pins.len()) {
-                    pins.swap_remove(at);
+            Call::Do(which, pieces) => {
+                if let Some(at) = one_of(which, held.begun.len()) {
+                    let begun = &mut held.begun[at];
+                    let batch = self.held(begun.first());
+                    let pieces = u64::from(pieces);
+                    assert_eq!(begun.has_done(pieces), pieces < batch.next);
+                    begun.done_before(pieces);
+                    batch.next = batch.next.max(pieces);
                 }
             }
-            Call::Done(which, count) => {
-                // A count above the slots in use, or a reclaimed chunk, would panic.
-                let seq = position(which);
-                let chunk = chunk_of(seq);
-                let was_taken = self.taken.borrow().contains(&(chunk * self.chunk));
-                let done = self.done.get_mut((chunk - first_chunk) as usize);
-                let Some(done) = done.filter(|_| !was_taken) else {
-                    return;
-                };
-                let stocked = next.min((chunk + 1) * self.chunk) - chunk * self.chunk;
-                let count = u32::from(count).min(stocked as u32 - *done);
-                *done += count;
-                assert_eq!(shared.done(seq, count), *done);
-                assert_eq!(shared.done_count(seq), Some(*done));
+            Call::Stop(which) => {
+                if let Some(at) = one_of(which, held.begun.len()) {
+                    let begun = held.begun.swap_remove(at);
+                    self.held(begun.first()).is_begun = false;
+                }
             }
-            Call::TakeOut(which) => {
-                let seq = position(which);
-                let chunk = chunk_of(seq);
-                let mut out = Vec::new();
-                let took = shared.take_out(seq, &mut |seq, value: Counted| {
-                    assert_eq!(value.number, seq);
-                    out.push(seq);
-                });
-                let done = self.done.get((chunk - first_chunk) as usize).copied();
-                let all = chunk * self.chunk..(chunk + 1) * self.chunk;
-                let was = self.taken.borrow().contains(&all.start);
-                let free = done == Some(self.chunk as u32) && !is_pinned(pins, chunk) && !was;
-                assert_eq!(took, free, "chunk {chunk}");
-                assert!(out.iter().copied().eq(all.filter(|_| took)));
-                self.taken.borrow_mut().extend(out);
-            }
-            Call::Reclaim => {
-                let mut out = Vec::new();
-                let took = self.stocker.reclaim(&mut |seq, value| {
-                    assert_eq!(value.number, seq);
-                    out.push(seq);
-                });
-                let free = self.done.front() == Some(&(self.chunk as u32))
-                    && !is_pinned(pins, first_chunk);
-                assert_eq!(took, free, "chunk {first_chunk}");
-                if took {
-                    let all = self.back..self.back + self.chunk;
-                    let mut taken = self.taken.borrow_mut();
-                    assert!(out.into_iter().eq(all.filter(|seq| !taken.contains(seq))));
-                    self.back += self.chunk;
-                    taken.retain(|seq| *seq >= self.back);
-                    self.done.pop_front();
+            Call::Finish(which) => {
+                if let Some(at) = one_of(which, held.begun.len()) {
+                    let begun = held.begun.swap_remove(at);
+                    let batch = self.held(begun.first());
+                    (batch.is_begun, batch.is_done) = (false, true);
+                    assert_eq!(begun.finish().is_some(), batch.is_out());
                 }
             }
             Call::SetVerdict(which, bits) => {

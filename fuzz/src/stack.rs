@@ -71,7 +71,6 @@ impl Stack {
         }
         let (device, script) = scripted_with(device.macs(mac, mac));
         let tuning = GroupTuning::default()
-            .request_chunk(4)
             .frame_chunk(4)
             .steal_after(8)
             .fingerprint_every(4);

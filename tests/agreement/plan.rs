@@ -16,7 +16,6 @@ pub(crate) struct Plan {
     pub(crate) seed: u64,
     pub(crate) replicas: usize,
     pub(crate) log: usize,
-    pub(crate) request_chunk: usize,
     pub(crate) frame_chunk: usize,
     pub(crate) primaries: Primaries,
     pub(crate) late: Late,
@@ -281,7 +280,7 @@ fn device() -> impl Strategy<Value = Device> {
 }
 
 fn plans(replicas: core::ops::RangeInclusive<usize>) -> impl Strategy<Value = Plan> {
-    let layout = (replicas, power(4, 6), power(2, 4), power(2, 4));
+    let layout = (replicas, power(4, 6), power(2, 4));
     let primaries = prop::sample::select(&Primaries::ALL[..]);
     let memory = (power(6, 18), 1u64..=64, late(), primaries);
     let load = (200u64..=320, prop_oneof![1 => Just(0u32), 1 => 0u32..=300]);
@@ -297,7 +296,7 @@ fn plans(replicas: core::ops::RangeInclusive<usize>) -> impl Strategy<Value = Pl
         .prop_map(
             |(
                 seed,
-                (replicas, log, request_chunk, frame_chunk),
+                (replicas, log, frame_chunk),
                 (ahead_bytes, fingerprint_every, late, primaries),
                 limits,
                 (positions, turns),
@@ -306,7 +305,6 @@ fn plans(replicas: core::ops::RangeInclusive<usize>) -> impl Strategy<Value = Pl
                 seed,
                 replicas,
                 log: log as usize,
-                request_chunk: request_chunk.min(log / 2) as usize,
                 frame_chunk: frame_chunk as usize,
                 primaries,
                 late,

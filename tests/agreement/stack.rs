@@ -51,7 +51,6 @@ pub(crate) fn layout(plan: &Plan) -> Layout {
     layout.confirm = plan.membership.confirms();
     layout.tuning.always_log = plan.always_log;
     layout.tuning.log = plan.log;
-    layout.tuning.request_chunk = plan.request_chunk;
     layout.tuning.frame_chunk = plan.frame_chunk;
     layout.tuning.ahead_bytes = plan.ahead_bytes;
     layout.primaries = plan.primaries;

@@ -12,7 +12,9 @@
 //! entries.
 
 use criterion::{BatchSize, Bencher, BenchmarkId, Criterion, Throughput};
-use dominoes::{EventCount, Exclusive, Park, Spin, SpinYield, Verdicts, Wait, Wheel, attachments};
+use dominoes::{
+    EventCount, Exclusive, Park, ReadBatch, Spin, SpinYield, Verdicts, Wait, Wheel, batches,
+};
 use dominoes_bench::micro::timers::{AHEAD, Heap, Map, Timers, filled};
 use dominoes_bench::micro::{CAPACITY, Others, Ring};
 use dominoes_bench::targets;
@@ -264,29 +266,17 @@ fn beside(criterion: &mut Criterion) {
             verdicts.get(black_box(seq))
         });
     });
-    group.throughput(Throughput::Elements(CHUNK));
-    group.bench_function("attachments, a chunk of 16 there and back", |bencher| {
-        let (mut stocker, attachments) = attachments::<u64>(SLOTS as usize, CHUNK as usize);
+    group.bench_function("batches, a record there and back", |bencher| {
+        let (mut writer, batches) = batches::<u64>(SLOTS as usize);
         bencher.iter(|| {
-            let first = stocker.next_seq();
-            for seq in first..first + CHUNK {
-                stocker.put(seq, seq).unwrap();
-            }
-            let pin = attachments.pin(first).unwrap();
-            let sum: u64 = (first..first + CHUNK).filter_map(|seq| pin.get(seq)).sum();
-            drop(pin);
-            attachments.done(first, CHUNK as u32);
-            assert!(stocker.reclaim(&mut |_, value| {
-                black_box(value);
-            }));
-            sum
+            let first = writer.put(CHUNK as usize, 7).unwrap();
+            batches.begin(first).unwrap().finish()
         });
     });
-    group.throughput(Throughput::Elements(1));
-    group.bench_function("attachments, pin and let go", |bencher| {
-        let (mut stocker, attachments) = attachments::<u64>(SLOTS as usize, CHUNK as usize);
-        stocker.put(0, 7).unwrap();
-        bencher.iter(|| attachments.pin(black_box(0)).is_some());
+    group.bench_function("batches, read and release", |bencher| {
+        let (mut writer, batches) = batches::<u64>(SLOTS as usize);
+        writer.put(1, 7).unwrap();
+        bencher.iter(|| batches.read(black_box(0)).and_then(ReadBatch::release));
     });
     group.bench_function("role, take and give back", |bencher| {
         let role = Exclusive::new(0u64);

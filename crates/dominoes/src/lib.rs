@@ -91,9 +91,9 @@
 //! |---|---|
 //! | [`Group`], [`group`] | replicas of any state: threads, membership, divergence, repair |
 //! | [`channel`], [`Publisher`], [`Log`], [`Subscription`], [`Batch`] | the multicast log |
-//! | [`Verdicts`], [`attachments()`], [`Exclusive`] | small results and owned values beside the slots; a value that one thread at a time can take |
+//! | [`Verdicts`], [`batches()`], [`Exclusive`] | small results and owned values beside the slots; a value that one thread at a time can take |
 //! | [`Assignment`], [`PrimaryPolicy`] | which replica does the costly part of an entry |
-//! | [`Units`] | progress of that part, so that others can take it over |
+//! | [`Units`], [`Batches`] | progress of that part, so that others can take it over |
 //! | [`Context`], [`Domain`], [`Service`], [`Replica`] | pinned threads that run state machines and never block |
 //! | [`Wheel`], [`TimerFeed`], [`TimerPublisher`] | timers, local to a domain or published |
 //! | [`Snapshot`], [`Meter`] | statistics of domains and channels |
@@ -127,10 +127,10 @@
 //! * *A thread that hangs, or leaks its [`Begun`],* does not count as dead, since the crate cannot
 //!   detect this. It keeps its unit, and publishers wait once they are `capacity` entries ahead of
 //!   its subscription.
-//! * *Beside the slots:* unwinding releases a [`Pin`], an [`ExclusiveGuard`] and a
-//!   [`BegunVerdict`]. Slots of [`Attachments`] that the dead replica did not report
-//!   [done](Attachments::done) stay occupied, and the [`Stocker`] runs out of room, unless the
-//!   replica that takes the work over reports them.
+//! * *Beside the slots:* unwinding releases a [`ReadBatch`], a [`BegunBatch`], an
+//!   [`ExclusiveGuard`] and a [`BegunVerdict`]. A batch that the dead replica did not
+//!   [finish](BegunBatch::finish) stays in its slot, and the [`BatchWriter`] runs out of room, unless
+//!   another replica finishes it.
 //! * *Work taken out of a [`WorkShare`]* is lost with the worker that took it, since no other
 //!   worker has seen it. So are the timers of a [`TimerPublisher`].
 //!
@@ -196,8 +196,8 @@
 //! every step. `tests/adversarial.rs` has a test for each block of `unsafe`, with user code that
 //! panics, breaks contracts and reenters. `examples/stress.rs` joins, forks, leaves and panics
 //! under load, also under AddressSanitizer, ThreadSanitizer (`.ci/sanitize`) and Valgrind. Four
-//! files contain `unsafe`: `ring.rs`, `slots.rs`, `attachments.rs` and `exclusive.rs`. The module
-//! documentation of `ring.rs` and of `attachments.rs` has the soundness arguments.
+//! files contain `unsafe`: `ring.rs`, `slots.rs`, `batches.rs` and `exclusive.rs`. The module
+//! documentation of `ring.rs` and of `batches.rs` has the soundness arguments.
 #![deny(unsafe_code)]
 
 /// Compiles and runs the examples of the README.
@@ -222,7 +222,7 @@ mod wait_set;
 mod work;
 
 #[expect(unsafe_code, reason = "threads share the values beside the slots")]
-mod attachments;
+mod batches;
 #[expect(unsafe_code, reason = "it lends its value to one thread at a time")]
 mod exclusive;
 #[expect(unsafe_code, reason = "it decides who accesses which slot of the ring")]
@@ -230,7 +230,7 @@ mod ring;
 #[expect(unsafe_code, reason = "the one owner of slot memory")]
 mod slots;
 
-pub use attachments::{Attachments, Pin, Stocker, attachments};
+pub use batches::{BatchWriter, Batches, BegunBatch, ReadBatch, batches};
 pub use channel::{Channel, Delivery, Order, Publish, Receive};
 pub use domains::{
     Clock, Context, ContextControl, ContextHandle, Domain, DomainHandle, Feed, FeedId, FeedView,

@@ -95,7 +95,7 @@ impl<T: Send + Sync, W: Wait> Log<T, W> {
     }
 
     /// The number of slots, a power of two, at least the capacity. Entry `seq` lives in slot `seq %
-    /// slots`. Size the [`Verdicts`](crate::Verdicts) and [`attachments`](crate::attachments()) of
+    /// slots`. Size the [`Verdicts`](crate::Verdicts) and [`batches`](crate::batches()) of
     /// this channel with it.
     pub fn slots(&self) -> usize {
         self.ring.slots()

@@ -1,5 +1,5 @@
 //! The multicast ring: claim, show, read. No other file accesses slot memory, except
-//! `attachments.rs` for its own values.
+//! `batches.rs` for its own values.
 //!
 //! # The fields and their writers
 //!

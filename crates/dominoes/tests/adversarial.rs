@@ -14,11 +14,10 @@
 //! | `slots.rs` | `Slots::copy_in` | [`batches_of_every_length_at_every_slot`] |
 //! | `slots.rs` | `Slots::get`, `Slots::slice` | [`a_forgotten_guard_keeps_its_entries`], [`a_range_that_is_not_readable`] |
 //! | `slots.rs` | `Slots::take` | all tests of destructors |
-//! | `attachments.rs` | `Emptying::next`, `Emptying::drop` | [`a_callback_of_take_out_that_panics`], [`a_callback_of_take_out_that_calls_back`] |
-//! | `attachments.rs` | `Attachments::drop` | [`a_destructor_that_panics_while_attachments_go`] |
-//! | `attachments.rs` | `Stocker::put` | [`a_callback_of_reclaim_that_panics`] |
-//! | `attachments.rs` | `Stocker::reclaim` | [`a_callback_of_reclaim_that_panics`], [`a_callback_of_reclaim_that_calls_back`] |
-//! | `attachments.rs` | `Pin::get` | [`a_callback_of_reclaim_that_panics`], [`a_forgotten_pin_keeps_its_chunk`], [`positions_that_no_chunk_holds`] |
+//! | `batches.rs` | `Batches::value` | [`a_forgotten_reader_keeps_its_batch`], [`a_forgotten_worker_keeps_its_batch`] |
+//! | `batches.rs` | `Batches::release` | [`a_destructor_that_panics_as_the_last_thread_leaves`] |
+//! | `batches.rs` | `Batches::drop` | [`a_destructor_that_panics_while_the_records_go`] |
+//! | `batches.rs` | `BatchWriter::put` | [`a_lap_that_has_wrapped_around`] |
 //! | `exclusive.rs` | `ExclusiveGuard::deref`, `deref_mut` | [`an_exclusive_whose_guard_is_forgotten`] |
 //! | `ring.rs` | `Ring::drop_below` | [`a_destructor_that_panics_while_a_publisher_looks_for_room`], [`a_destructor_that_uses_the_channel`] |
 //! | `ring.rs` | `Ring::drop` | [`a_destructor_that_panics_while_the_channel_goes`] |
@@ -30,11 +29,11 @@
 #![forbid(unsafe_code)]
 
 use dominoes::{
-    Assignment, Attachments, Batch, Buffered, Channel, Clock, Context, Domain, Exclusive,
-    ExclusiveGuard, Feed, FeedView, Group, Inactive, Lifo, Log, NoBatch, Observe, Order, Park, Pin,
-    Pool, PrimaryPolicy, Publish, Publisher, Receive, Served, Service, SpinYield, Stocker,
-    Subscription, Then, Tick, TimerPublisher, TryPublishError, Turn, Verdicts, Wait, Work,
-    WorkShare, attachments, channel, channel_with_slots,
+    Assignment, Batch, BatchWriter, Batches, BegunBatch, Buffered, Channel, Clock, Context, Domain,
+    Exclusive, ExclusiveGuard, Feed, FeedView, Group, Inactive, Lifo, Log, NoBatch, Observe, Order,
+    Park, Pool, PrimaryPolicy, Publish, Publisher, ReadBatch, Receive, Served, Service, SpinYield,
+    Subscription, Then, Tick, TimerPublisher, TryPublishError, Turn, UnitState, Verdicts, Wait,
+    Work, WorkShare, batches, channel, channel_with_slots,
 };
 use std::{
     cell::RefCell,
@@ -122,261 +121,97 @@ fn unwinds<R>(call: impl FnOnce() -> R) -> bool {
     }
 }
 
-/// Stocks all positions from the next one up to `end`.
-fn stock(stocker: &mut Stocker<Value>, live: &Live, end: u64) {
-    for seq in stocker.next_seq()..end {
-        assert!(stocker.put(seq, live.value(seq)).is_ok());
-    }
-}
+// Records of batches.
 
-// Attachments.
-
-#[test]
-fn a_callback_of_reclaim_that_panics() {
-    for (slots, chunk) in [(2, 1), (4, 2), (8, 4), (4, 4), (1, 1)] {
-        for panics_at in 0..chunk {
-            let live = Live::default();
-            let (mut stocker, shared) = attachments::<Value>(slots as usize, chunk as usize);
-            stock(&mut stocker, &live, slots);
-            (0..slots).for_each(|seq| assert!(shared.done(seq, 1) > 0));
-            let mut out = Vec::new();
-            assert!(unwinds(|| stocker.reclaim(&mut |seq, value| {
-                value.check();
-                if seq == panics_at {
-                    unwind()
-                }
-                out.push(seq);
-            })));
-            assert!(out.iter().copied().eq(0..panics_at));
-            assert_eq!(live.alive(), (slots - panics_at - 1) as i64);
-            assert!(shared.pin(0).is_none(), "values of the chunk are out");
-
-            // A reader of the next chunk keeps it, however often the stocker tries to reclaim.
-            let pin = (chunk < slots).then(|| shared.pin(chunk).unwrap());
-            let lent = pin.as_ref().map(|pin| pin.get(chunk).unwrap());
-            let mut out = Vec::new();
-            for _ in 0..3 {
-                stocker.reclaim(&mut |seq, value| {
-                    value.check();
-                    out.push(seq);
-                });
-            }
-            if let Some(value) = lent {
-                value.check();
-            }
-            assert!(
-                out.iter().copied().eq(panics_at + 1..chunk),
-                "{out:?} came out of a chunk of {chunk} after {panics_at}"
-            );
-
-            // The chunk is free, and no value of the next lap comes out before it is done.
-            stock(&mut stocker, &live, slots + chunk);
-            let next = shared.pin(slots).unwrap();
-            (slots..slots + chunk).for_each(|seq| next.get(seq).unwrap().check());
-            assert!(!stocker.can_put(slots + chunk));
-            drop((next, pin));
-            while stocker.reclaim(&mut |_, value| value.check()) {}
-            assert_eq!(live.alive(), chunk as i64);
-            drop((stocker, shared));
-            assert_eq!(live.alive(), 0);
-        }
-    }
-}
-
-#[test]
-fn a_callback_of_reclaim_that_calls_back() {
-    let live = Live::default();
-    let (mut stocker, shared) = attachments::<Value>(4, 2);
-    stock(&mut stocker, &live, 4);
-    shared.done(0, 2);
-    shared.done(2, 2);
-    let verdicts = Verdicts::new(4);
-    let mut out = Vec::new();
-    let again = shared.clone();
-    assert!(stocker.reclaim(&mut |seq, value| {
-        out.push(seq);
-        assert!(again.pin(0).is_none() && again.done_count(1).is_none());
-        assert!(!again.take_out(0, &mut |_, _| unreachable!()));
-        verdicts.set(seq, 1);
-        // The chunk opens for the next lap with its last value, and is still empty.
-        match again.pin(4) {
-            Some(pin) => {
-                assert_eq!(seq, 1);
-                assert!(pin.get(4).is_none() && pin.get(5).is_none() && pin.get(0).is_none());
-            }
-            None => assert_eq!(seq, 0),
-        }
-        if seq == 0 {
-            // Meanwhile another handle takes out the other chunk.
-            assert!(again.take_out(2, &mut |_, value| value.check()));
-        }
-        drop(value);
-    }));
-    assert_eq!((out, live.alive()), (vec![0, 1], 0));
-    assert!(stocker.reclaim(&mut |_, _| unreachable!("taken out already")));
-    stock(&mut stocker, &live, 8);
-    drop((stocker, shared, again));
-    assert_eq!(live.alive(), 0);
-}
-
-#[test]
-fn a_callback_of_take_out_that_panics() {
-    for (slots, chunk) in [(2, 1), (4, 2), (4, 4)] {
-        for panics_at in 0..chunk {
-            let live = Live::default();
-            let (mut stocker, shared) = attachments::<Value>(slots as usize, chunk as usize);
-            stock(&mut stocker, &live, slots);
-            shared.done(0, chunk as u32);
-            let pin = shared.pin(chunk);
-            assert!(unwinds(|| shared.take_out(0, &mut |seq, value| {
-                value.check();
-                if seq == panics_at {
-                    unwind()
-                }
-            })));
-            assert_eq!(live.alive(), (slots - chunk) as i64, "the rest is dropped");
-            assert!(shared.pin(0).is_none());
-            assert!(!shared.take_out(0, &mut |_, _| unreachable!()));
-            assert!(stocker.reclaim(&mut |_, _| unreachable!()));
-            assert!(!stocker.reclaim(&mut |_, _| unreachable!("nothing else is done")));
-            if let Some(pin) = &pin {
-                pin.get(chunk).unwrap().check();
-            }
-            stock(&mut stocker, &live, slots + chunk);
-            drop(pin);
-            drop((stocker, shared));
-            assert_eq!(live.alive(), 0);
-        }
-    }
-}
-
-#[test]
-fn a_callback_of_take_out_that_calls_back() {
-    let live = Live::default();
-    let (mut stocker, shared) = attachments::<Value>(4, 2);
-    stock(&mut stocker, &live, 4);
-    shared.done(0, 2);
-    shared.done(2, 2);
-    let mut kept = Vec::new();
-    assert!(shared.take_out(0, &mut |seq, value| {
-        // The stocker is a separate handle, so it may run now. It finds the chunk closed.
-        assert!(!stocker.reclaim(&mut |_, _| unreachable!()));
-        assert!(!stocker.can_put(4) && stocker.room() == 0);
-        assert!(stocker.put(4, live.value(4)).is_err());
-        assert!(shared.pin(seq).is_none());
-        assert!(unwinds(|| shared.take_out(2, &mut |_, _| unwind())) == (seq == 0));
-        kept.push(value);
-    }));
-    kept.iter().for_each(Value::check);
-    assert_eq!(live.alive(), 2);
-    assert!(stocker.reclaim(&mut |_, _| unreachable!()));
-    assert!(stocker.reclaim(&mut |_, _| unreachable!()));
-    stock(&mut stocker, &live, 8);
-    drop((stocker, shared, kept));
-    assert_eq!(live.alive(), 0);
-}
-
-/// Four slots with four values, one of which panics when dropped.
-fn stocked_but_poisoned(live: &Live, poisoned: u64) -> (Stocker<Value>, Arc<Attachments<Value>>) {
-    let (mut stocker, shared) = attachments::<Value>(4, 2);
+/// Four places with batches of one position, of which `poisoned` panics when it is dropped.
+fn put_but_poisoned(live: &Live, poisoned: u64) -> (BatchWriter<Value>, Arc<Batches<Value>>) {
+    let (mut writer, batches) = batches::<Value>(4);
     for seq in 0..4 {
         let value = if seq == poisoned {
             live.poisoned(seq)
         } else {
             live.value(seq)
         };
-        assert!(stocker.put(seq, value).is_ok());
+        assert!(writer.put(1, value).is_ok());
     }
-    (stocker, shared)
+    (writer, batches)
 }
 
 #[test]
-fn a_destructor_that_panics_while_values_are_taken_back() {
-    for poisoned in 0..4 {
-        let live = Live::default();
-        let (mut stocker, shared) = stocked_but_poisoned(&live, poisoned);
-        shared.done(0, 2);
-        shared.done(2, 2);
-        let mut panics = 0;
-        while stocker.next_seq() < 8 {
-            let went = catch_unwind(AssertUnwindSafe(|| {
-                stocker.reclaim(&mut |_, value| drop(value))
-            }));
-            panics += u32::from(went.is_err());
-            while stocker.can_put(stocker.next_seq()) && stocker.next_seq() < 8 {
-                let seq = stocker.next_seq();
-                assert!(stocker.put(seq, live.value(seq)).is_ok());
-                shared.pin(seq).unwrap().get(seq).unwrap().check();
-            }
-        }
-        while stocker.reclaim(&mut |_, value| drop(value)) {}
-        assert_eq!((panics, live.alive()), (1, 4));
-        drop((stocker, shared));
-        assert_eq!(live.alive(), 0);
-    }
-}
-
-#[test]
-fn a_destructor_that_panics_while_attachments_go() {
-    for poisoned in 0..4 {
-        let live = Live::default();
-        let (stocker, shared) = stocked_but_poisoned(&live, poisoned);
-        drop(shared);
-        assert!(unwinds(|| drop(stocker)));
-        assert_eq!(
-            live.alive(),
-            0,
-            "value {poisoned} panicked, and others stayed"
-        );
-    }
-}
-
-#[test]
-fn a_forgotten_pin_keeps_its_chunk() {
+fn a_destructor_that_panics_as_the_last_thread_leaves() {
     let live = Live::default();
-    let (mut stocker, shared) = attachments::<Value>(4, 2);
-    stock(&mut stocker, &live, 4);
-    shared.done(0, 2);
-    shared.done(2, 2);
-    let lent: &Value = {
-        let pin = Box::leak(Box::new(shared.pin(0).unwrap()));
-        pin.get(1).unwrap()
-    };
-    assert!(!stocker.reclaim(&mut |_, _| unreachable!("pinned")));
-    assert!(!shared.take_out(1, &mut |_, _| unreachable!("pinned")));
-    assert!(stocker.put(4, live.value(4)).is_err());
-    drop(stocker); // the attachments still exist
+    let (mut writer, batches) = put_but_poisoned(&live, 1);
+    for seq in 0..4 {
+        let reading = batches.read(seq).unwrap();
+        assert!(batches.begin(seq).unwrap().finish().is_none());
+        reading.value().check();
+        assert_eq!(unwinds(|| drop(reading)), seq == 1);
+        assert!(batches.read(seq).is_none() && batches.begin(seq).is_err());
+    }
+    assert_eq!((live.alive(), writer.room()), (0, 4));
+    assert!(writer.put(4, live.value(4)).is_ok());
+    let begun = batches.begin(4).unwrap();
+    begun.value().check();
+    assert!(unwinds(|| {
+        let _begun = begun;
+        unwind()
+    }));
+    drop((writer, batches));
+    assert_eq!(live.alive(), 0);
+}
+
+#[test]
+fn a_destructor_that_panics_while_the_records_go() {
+    for poisoned in 0..4 {
+        let live = Live::default();
+        let (writer, batches) = put_but_poisoned(&live, poisoned);
+        drop(batches.begin((poisoned + 1) % 4).unwrap().finish());
+        assert_eq!(live.alive(), 3);
+        drop(batches);
+        assert!(unwinds(|| drop(writer)));
+        assert_eq!(live.alive(), 0, "value {poisoned} panicked");
+    }
+}
+
+#[test]
+fn a_forgotten_reader_keeps_its_batch() {
+    let live = Live::default();
+    let (mut writer, batches) = batches::<Value>(4);
+    assert!(writer.put(4, live.value(0)).is_ok());
+    let lent = Box::leak(Box::new(batches.read(0).unwrap())).value();
+    assert!(batches.begin(0).unwrap().finish().is_none());
+    assert_eq!(writer.room(), 0);
+    assert!(writer.put(1, live.value(4)).is_err());
+    drop(writer); // the records still exist
     lent.check();
-    assert_eq!(live.alive(), 4);
-    mem::forget(shared.pin(2));
+    assert_eq!(live.alive(), 1);
 }
 
 #[test]
-fn positions_that_no_chunk_holds() {
+fn a_forgotten_worker_keeps_its_batch() {
     let live = Live::default();
-    let (mut stocker, shared) = attachments::<Value>(4, 2);
-    stock(&mut stocker, &live, 3);
-    for seq in [4, 5, 8, u64::MAX, u64::MAX - 1] {
-        assert!(shared.pin(seq).is_none());
-        assert!(!shared.take_out(seq, &mut |_, _| unreachable!()));
-        assert!(shared.done_count(seq).is_none());
-    }
-    // After 2^32 laps the tag equals that of lap 0.
-    let far = (1u64 << 32) * 4;
-    let pin = shared.pin(far).unwrap();
-    assert!(pin.get(far).is_none() && pin.get(0).is_none());
-    assert!(!shared.take_out(far, &mut |_, _| unreachable!()));
-    let pin = shared.pin(3).unwrap();
-    assert!(pin.get(3).is_none() && pin.get(4).is_none() && pin.get(u64::MAX).is_none());
-    pin.get(2).unwrap().check();
-    // A chunk that is reported done before it is stocked is kept.
-    shared.done(2, 2);
-    drop(pin);
-    assert!(!shared.take_out(2, &mut |_, _| unreachable!("not stocked")));
-    assert!(!stocker.reclaim(&mut |_, _| unreachable!("not done")));
-    assert!(catch_unwind(AssertUnwindSafe(|| shared.done(2, u32::MAX))).is_err());
-    assert!(catch_unwind(AssertUnwindSafe(|| stocker.put(5, live.value(5)))).is_err());
-    assert_eq!(live.alive(), 3);
+    let (mut writer, batches) = batches::<Value>(4);
+    assert!(writer.put(4, live.value(0)).is_ok());
+    let lent = Box::leak(Box::new(batches.begin(0).unwrap())).value();
+    assert_eq!(batches.begin(0).err(), Some(UnitState::Begun));
+    assert!(batches.read(0).unwrap().release().is_none());
+    assert_eq!(writer.room(), 0);
+    lent.check();
+}
+
+#[test]
+fn a_lap_that_has_wrapped_around() {
+    let live = Live::default();
+    let (mut writer, batches) = batches::<Value>(4);
+    assert!(writer.put(1, live.value(0)).is_ok());
+    // After 2^24 laps a word shows the same lap: a caller finds a value, or nothing.
+    let far = (1u64 << 24) * 4;
+    batches.read(far).unwrap().value().check();
+    assert!(batches.read(far + 1).is_none() && batches.begin(far + 1).is_err());
+    let value = batches.begin(far).unwrap().finish();
+    value.unwrap().check();
+    assert!(batches.read(0).is_none() && batches.begin(0).is_err());
+    assert_eq!((writer.room(), live.alive()), (4, 0));
 }
 
 #[test]
@@ -1066,13 +901,13 @@ fn entries_of_any_size_and_alignment() {
     let entry = subscription.get(0).unwrap();
     assert_eq!(std::ptr::from_ref(entry).addr() % 512, 0);
 
-    let (mut stocker, shared) = attachments::<Page>(2, 1);
-    assert!(stocker.put(0, Page(1)).is_ok());
-    let pin = shared.pin(0).unwrap();
-    assert_eq!(std::ptr::from_ref(pin.get(0).unwrap()).addr() % 4096, 0);
-    let (mut stocker, shared) = attachments::<()>(2, 1);
-    assert!(stocker.put(0, ()).is_ok());
-    assert_eq!(shared.pin(0).unwrap().get(0), Some(&()));
+    let (mut writer, shared) = batches::<Page>(2);
+    assert!(writer.put(1, Page(1)).is_ok());
+    let reading = shared.read(0).unwrap();
+    assert_eq!(std::ptr::from_ref(reading.value()).addr() % 4096, 0);
+    let (mut writer, shared) = batches::<()>(2);
+    assert!(writer.put(1, ()).is_ok());
+    assert_eq!(shared.begin(0).unwrap().finish(), Some(()));
 }
 
 #[test]
@@ -1094,15 +929,8 @@ fn a_capacity_that_no_memory_holds() {
     for (capacity, slots) in [(0, 1), (1, 0), (5, 4), (3, 3), (1, 1 << 63)] {
         assert!(catch_unwind(|| channel_with_slots::<u64, SpinYield>(capacity, slots)).is_err());
     }
-    for (slots, chunk) in [
-        (0, 1),
-        (1, 0),
-        (2, 4),
-        (3, 1),
-        (1 << 16, 1 << 16),
-        (1 << 63, 1),
-    ] {
-        assert!(catch_unwind(|| attachments::<u64>(slots, chunk)).is_err());
+    for slots in [0, 3, 1 << 63] {
+        assert!(catch_unwind(|| batches::<u64>(slots)).is_err());
     }
     // Entries of size zero still take one byte each for their lap.
     let (mut publisher, log) = channel::<(), SpinYield>(1000);
@@ -1162,10 +990,11 @@ fn what_may_go_to_another_thread() {
     sync::<Batch<'_, Entry, Park>>();
     send::<Log<Entry, Park>>();
     sync::<Log<Entry, Park>>();
-    send::<Stocker<Entry>>();
-    send::<Attachments<Entry>>();
-    sync::<Attachments<Entry>>();
-    send::<Pin<'_, Entry>>();
+    send::<BatchWriter<Entry>>();
+    send::<Batches<Entry>>();
+    sync::<Batches<Entry>>();
+    send::<ReadBatch<'_, Entry>>();
+    send::<BegunBatch<'_, Entry>>();
     // A value that is `Send` but not `Sync`: one thread at a time has it.
     sync::<Exclusive<std::cell::Cell<u32>>>();
     send::<ExclusiveGuard<'_, std::cell::Cell<u32>>>();

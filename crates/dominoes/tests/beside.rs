@@ -1,11 +1,10 @@
-//! The data beside the slots: verdicts, attachments with their pins, exclusive values,
-//! fingerprints.
+//! The data beside the slots: verdicts, records of batches, exclusive values.
 #![cfg(not(loom))]
 
-use dominoes::{Exclusive, Pin, Verdicts, attachments};
+use dominoes::{Batches, BegunBatch, Exclusive, ReadBatch, UnitState, Verdicts, batches};
 use proptest::prelude::*;
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -71,132 +70,94 @@ fn a_verdict_is_found_out_by_one_at_a_time_and_by_another_if_that_one_gives_up()
 #[test]
 fn calling_wrongly_panics_and_breaks_nothing() {
     let alive = Arc::new(AtomicIsize::new(0));
-    let (mut stocker, frames) = attachments::<Counted>(4, 2);
-    // Out of order, and a lap too early.
-    assert!(catch_unwind(AssertUnwindSafe(|| stocker.put(1, Counted::new(1, &alive)))).is_err());
-    for seq in 0..4 {
-        assert!(stocker.put(seq, Counted::new(seq, &alive)).is_ok());
+    let (mut writer, shared) = batches::<Counted>(4);
+    // Nothing was put yet.
+    assert!(shared.read(0).is_none());
+    assert_eq!(shared.begin(0).err(), Some(UnitState::Done));
+    assert!(catch_unwind(AssertUnwindSafe(|| writer.put(0, Counted::new(0, &alive)))).is_err());
+    assert!(writer.put(5, Counted::new(0, &alive)).is_err());
+    assert!(writer.put(3, Counted::new(0, &alive)).is_ok());
+    assert!(writer.put(2, Counted::new(3, &alive)).is_err());
+    assert!(writer.put(1, Counted::new(3, &alive)).is_ok());
+    // Positions within a batch, and of past and future laps.
+    for seq in [1, 2, 4, 7, u64::MAX] {
+        assert!(shared.read(seq).is_none() && shared.begin(seq).is_err());
+        assert_eq!(shared.state(seq, 0), UnitState::Done);
     }
-    assert!(stocker.put(4, Counted::new(4, &alive)).is_err());
-    assert_eq!(alive.load(Ordering::Relaxed), 4);
-    // More done than the chunk has, in one step and in two.
-    assert!(catch_unwind(AssertUnwindSafe(|| frames.done(0, 3))).is_err());
-    frames.done(0, 1);
-    assert!(catch_unwind(AssertUnwindSafe(|| frames.done(1, 2))).is_err());
-    assert_eq!(frames.done_count(0), Some(1));
-    // Positions of past and future laps.
-    assert!(frames.pin(4).is_none());
-    assert!(frames.pin(u64::MAX).is_none());
-    assert!(catch_unwind(AssertUnwindSafe(|| frames.done(8, 1))).is_err());
-    // Reported done before it is stocked: taken back only after stocking.
-    frames.done(1, 1);
-    assert!(stocker.reclaim(&mut |_, _| {}));
-    assert!(!stocker.reclaim(&mut |_, _| {}));
-    frames.done(4, 2);
-    assert!(frames.pin(5).unwrap().get(5).is_none());
-    frames.done(2, 2);
-    assert!(stocker.reclaim(&mut |_, _| {}));
-    assert!(!stocker.reclaim(&mut |_, _| {}), "nothing is stocked there");
-    // Work reported after the chunk was taken back is a divergence.
-    assert!(catch_unwind(AssertUnwindSafe(|| frames.done(0, 1))).is_err());
-    assert!(stocker.put(4, Counted::new(4, &alive)).is_ok());
-    drop((stocker, frames));
+    let mut begun = shared.begin(0).unwrap();
+    let beyond = Batches::<Counted>::MAX_PIECES;
+    assert!(catch_unwind(AssertUnwindSafe(|| begun.done_before(beyond))).is_err());
+    begun.done_before(beyond - 1);
+    begun.done_before(3);
+    drop(begun);
+    assert_eq!(shared.state(0, beyond - 2), UnitState::Done);
+    assert_eq!(shared.state(0, beyond - 1), UnitState::Free);
+    let readers: Vec<_> = (0..Batches::<Counted>::MAX_READERS)
+        .map(|_| shared.read(0).unwrap())
+        .collect();
+    assert!(catch_unwind(AssertUnwindSafe(|| shared.read(0).is_some())).is_err());
+    assert!(shared.begin(0).unwrap().finish().is_none());
+    assert!(shared.read(0).is_none(), "it is done");
+    drop(readers);
+    assert_eq!((alive.load(Ordering::Relaxed), writer.room()), (1, 3));
+    drop((writer, shared));
     assert_eq!(alive.load(Ordering::Relaxed), 0);
-    assert!(catch_unwind(|| attachments::<u8>(4, 8)).is_err());
+    assert!(catch_unwind(|| batches::<u8>(3)).is_err());
 }
 
 #[test]
-fn a_receiver_that_panics_gets_the_rest_next_time() {
-    let alive = Arc::new(AtomicIsize::new(0));
-    let (mut stocker, frames) = attachments::<Counted>(4, 4);
-    for seq in 0..4 {
-        assert!(stocker.put(seq, Counted::new(seq, &alive)).is_ok());
-    }
-    frames.done(3, 4);
-    let mut seen = Vec::new();
-    let failed = catch_unwind(AssertUnwindSafe(|| {
-        stocker.reclaim(&mut |seq, _| {
-            assert!(seq < 2, "enough");
-            seen.push(seq);
-        })
-    }));
-    assert!(failed.is_err());
-    assert_eq!(alive.load(Ordering::Relaxed), 1);
-    assert!(frames.pin(3).is_none() && !stocker.can_put(4));
-    assert!(stocker.reclaim(&mut |seq, _| seen.push(seq)));
-    assert_eq!(seen, [0, 1, 3]);
-    assert!(stocker.can_put(4));
-}
-
-#[test]
-fn values_taken_out_go_once_even_if_their_receiver_panics() {
-    let alive = Arc::new(AtomicIsize::new(0));
-    let (mut stocker, frames) = attachments::<Counted>(4, 2);
-    for seq in 0..4 {
-        assert!(stocker.put(seq, Counted::new(seq, &alive)).is_ok());
-    }
-    assert_eq!(frames.done(2, 2), 2);
-    let failed = catch_unwind(AssertUnwindSafe(|| {
-        frames.take_out(3, &mut |_, _| panic!("not now"))
-    }));
-    assert!(failed.is_err());
-    assert_eq!(alive.load(Ordering::Relaxed), 2);
-    assert!(frames.pin(2).is_none() && !frames.take_out(2, &mut |_, _| unreachable!()));
-    // The first chunk must be reclaimed first.
-    assert!(!stocker.reclaim(&mut |_, _| unreachable!()));
-    drop((stocker, frames));
-    assert_eq!(alive.load(Ordering::Relaxed), 0);
-}
-
-#[test]
-fn frames_go_back_under_load_and_nobody_reads_one_that_went() {
-    const SLOTS: u64 = 64;
+fn values_go_back_under_load_and_nobody_reads_one_that_went() {
+    const SLOTS: usize = 64;
     const TOTAL: u64 = 40_000;
     let alive = Arc::new(AtomicIsize::new(0));
-    let (mut stocker, frames) = attachments::<Counted>(SLOTS as usize, 16);
-    let stocked = Arc::new(AtomicU64::new(0));
+    let (mut writer, shared) = batches::<Counted>(SLOTS);
+    let put = Arc::new(AtomicU64::new(0));
     let workers: Vec<_> = (0..2u64)
         .map(|me| {
-            let (frames, stocked) = (frames.clone(), stocked.clone());
+            let (shared, put) = (shared.clone(), put.clone());
             thread::spawn(move || {
-                let mut missed = 0;
-                for seq in 0..TOTAL {
-                    while stocked.load(Ordering::Acquire) <= seq {
+                let mut back = 0;
+                // Batches have 1 to 3 positions.
+                let mut first = 0;
+                for number in 0..TOTAL {
+                    while put.load(Ordering::Acquire) <= number {
                         thread::yield_now();
                     }
-                    let mine = seq % 2 == me;
-                    match frames.pin(seq) {
-                        Some(pin) => assert_eq!(pin.get(seq).unwrap().0, seq),
-                        None => {
-                            assert!(!mine, "what I have not done cannot be gone");
-                            missed += 1;
-                        }
+                    let reading = shared.read(first);
+                    let is_mine = number % 2 == me;
+                    assert!(
+                        reading.is_some() || !is_mine,
+                        "what I have not done is gone"
+                    );
+                    if let Some(reading) = reading {
+                        assert_eq!(reading.value().0, number);
+                        back += u64::from(reading.release().is_some());
                     }
-                    if mine {
-                        frames.done(seq, 1);
+                    if is_mine {
+                        let begun = shared.begin(first).unwrap();
+                        assert_eq!(begun.value().0, number);
+                        back += u64::from(begun.finish().is_some());
                     }
+                    first += number % 3 + 1;
                 }
-                missed
+                back
             })
         })
         .collect();
-    let mut back = 0;
-    for seq in 0..TOTAL {
-        while !stocker.can_put(seq) {
-            stocker.reclaim(&mut |at, frame| {
-                assert_eq!((at, frame.0), (back, back));
-                back += 1;
-            });
+    for number in 0..TOTAL {
+        let len = (number % 3 + 1) as usize;
+        while writer.room() < len {
             thread::yield_now();
         }
-        assert!(stocker.put(seq, Counted::new(seq, &alive)).is_ok());
-        stocked.store(seq + 1, Ordering::Release);
+        assert!(writer.put(len, Counted::new(number, &alive)).is_ok());
+        put.store(number + 1, Ordering::Release);
     }
-    for worker in workers {
-        assert!(worker.join().unwrap() <= TOTAL);
-    }
-    while stocker.reclaim(&mut |_, _| back += 1) {}
-    assert_eq!((back, alive.load(Ordering::Relaxed)), (TOTAL, 0));
+    let back: u64 = workers
+        .into_iter()
+        .map(|worker| worker.join().unwrap())
+        .sum();
+    assert_eq!((back, writer.room()), (TOTAL, SLOTS));
+    assert_eq!(alive.load(Ordering::Relaxed), 0);
 }
 
 #[test]
@@ -213,102 +174,136 @@ fn an_exclusive_is_released_by_a_panic_too() {
 
 #[derive(Debug, Clone)]
 enum Call {
-    Put,
-    Done(u64, u32),
-    Pin(u64),
-    Unpin(usize),
-    Reclaim,
-    TakeOut(u64),
+    Put(usize),
+    Read(usize),
+    Release(usize),
+    Begin(usize),
+    Do(usize, u64),
+    Stop(usize),
+    Finish(usize),
+}
+
+/// A batch of the model.
+struct Model {
+    number: u64,
+    len: u64,
+    next: u64,
+    is_begun: bool,
+    is_done: bool,
+    readers: u32,
+}
+
+impl Model {
+    fn is_out(&self) -> bool {
+        self.is_done && self.readers == 0
+    }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Arbitrary calls, valid or not, compared with maps of the stocked, done and pinned positions.
+    /// Arbitrary calls compared with a map of the batches that are not done, or whose places are
+    /// not free.
     #[test]
-    fn attachments_do_what_the_model_does(calls in prop::collection::vec(prop_oneof![
-        6 => Just(Call::Put),
-        6 => (0..12u64, 0..4u32).prop_map(|(at, n)| Call::Done(at, n)),
-        3 => (0..16u64).prop_map(Call::Pin),
-        3 => (0..3usize).prop_map(Call::Unpin),
-        5 => Just(Call::Reclaim),
-        4 => (0..10u64).prop_map(Call::TakeOut),
+    fn records_of_batches_do_what_the_model_does(calls in prop::collection::vec(prop_oneof![
+        6 => (1..4usize).prop_map(Call::Put),
+        3 => (0..6usize).prop_map(Call::Read),
+        3 => (0..3usize).prop_map(Call::Release),
+        6 => (0..6usize).prop_map(Call::Begin),
+        3 => (0..3usize, 0..9u64).prop_map(|(which, piece)| Call::Do(which, piece)),
+        2 => (0..3usize).prop_map(Call::Stop),
+        5 => (0..3usize).prop_map(Call::Finish),
     ], 1..120)) {
         const SLOTS: u64 = 8;
-        const CHUNK: u64 = 4;
         let alive = Arc::new(AtomicIsize::new(0));
-        let (mut stocker, frames) = attachments::<Counted>(SLOTS as usize, CHUNK as usize);
-        let (mut next, mut head) = (0u64, 0u64);
-        let mut done: BTreeMap<u64, u32> = BTreeMap::new();
-        let mut emptied: BTreeSet<u64> = BTreeSet::new();
-        let mut pins: Vec<Pin<'_, Counted>> = Vec::new();
-        for call in calls {
+        let (mut writer, shared) = batches::<Counted>(SLOTS as usize);
+        let mut model: BTreeMap<u64, Model> = BTreeMap::new();
+        let mut next = 0;
+        let mut reading: Vec<ReadBatch<'_, Counted>> = Vec::new();
+        let mut begun: Vec<BegunBatch<'_, Counted>> = Vec::new();
+        for (number, call) in (0..).zip(calls) {
+            let nth = |at: usize| model.keys().nth(at).copied();
             match call {
-                Call::Put => {
-                    let fits = next < head + SLOTS;
-                    assert_eq!(stocker.put(next, Counted::new(next, &alive)).is_ok(), fits);
-                    next += u64::from(fits);
-                }
-                Call::Done(at, n) => {
-                    let seq = head + at;
-                    let chunk = seq / CHUNK;
-                    let count = done.entry(chunk).or_default();
-                    let right = at < SLOTS && *count + n <= CHUNK as u32 && !emptied.contains(&chunk);
-                    let went = catch_unwind(AssertUnwindSafe(|| frames.done(seq, n)));
-                    assert_eq!(went.ok(), right.then_some(*count + n));
-                    *count += if right { n } else { 0 };
-                }
-                Call::Pin(at) => {
-                    let seq = (head + at).saturating_sub(4);
-                    let there = seq >= head && seq < head + SLOTS && !emptied.contains(&(seq / CHUNK));
-                    let pin = frames.pin(seq);
-                    assert_eq!(pin.is_some(), there);
-                    if let Some(pin) = pin {
-                        for seq in pin.range() {
-                            assert_eq!(pin.get(seq).map(|value| value.0), (seq < next).then_some(seq));
-                        }
-                        assert!(pin.get(pin.range().end).is_none());
-                        pins.push(pin);
+                Call::Put(len) => {
+                    while model.first_key_value().is_some_and(|(_, batch)| batch.is_out()) {
+                        model.pop_first();
+                    }
+                    let done = model.first_key_value().map_or(next, |(first, _)| *first);
+                    let room = SLOTS - (next - done);
+                    assert_eq!((writer.room() as u64, writer.done()), (room, done));
+                    let fits = len as u64 <= room;
+                    let put = writer.put(len, Counted::new(number, &alive));
+                    assert_eq!(put.ok(), fits.then_some(next));
+                    if fits {
+                        let (is_begun, is_done) = (false, false);
+                        let len = len as u64;
+                        model.insert(next, Model { number, len, next: 0, is_begun, is_done, readers: 0 });
+                        next += len;
                     }
                 }
-                Call::Unpin(i) if i < pins.len() => drop(pins.swap_remove(i)),
-                Call::Unpin(_) => {}
-                Call::TakeOut(at) => {
-                    let chunk = (head + at).saturating_sub(1) / CHUNK;
-                    let first = chunk * CHUNK;
-                    let ready = first >= head
-                        && next >= first + CHUNK
-                        && done.get(&chunk) == Some(&(CHUNK as u32))
-                        && !emptied.contains(&chunk)
-                        && !pins.iter().any(|pin| pin.range().start == first);
-                    let mut out = Vec::new();
-                    let at = (head + at).saturating_sub(1);
-                    assert_eq!(frames.take_out(at, &mut |seq, value| out.push((seq, value.0))), ready);
-                    if ready {
-                        assert!(out.into_iter().eq((first..first + CHUNK).map(|seq| (seq, seq))));
-                        emptied.insert(chunk);
+                Call::Read(at) => {
+                    let Some(first) = nth(at) else { continue };
+                    let batch = model.get_mut(&first).unwrap();
+                    let read = shared.read(first);
+                    assert_eq!(read.as_ref().map(|read| read.value().0), (!batch.is_done).then_some(batch.number));
+                    batch.readers += u32::from(read.is_some());
+                    reading.extend(read);
+                }
+                Call::Release(at) if at < reading.len() => {
+                    let read = reading.swap_remove(at);
+                    let batch = model.get_mut(&read.first()).unwrap();
+                    batch.readers -= 1;
+                    assert_eq!(read.release().map(|value| value.0), batch.is_out().then_some(batch.number));
+                }
+                Call::Begin(at) => {
+                    let Some(first) = nth(at) else { continue };
+                    let batch = model.get_mut(&first).unwrap();
+                    let state = match (batch.is_done, batch.is_begun) {
+                        (true, _) => Some(UnitState::Done),
+                        (_, true) => Some(UnitState::Begun),
+                        _ => None,
+                    };
+                    let found = shared.begin(first);
+                    assert_eq!(found.as_ref().err(), state.as_ref());
+                    // Others see what is done when the batch is released.
+                    for piece in (0..9).filter(|_| state != Some(UnitState::Begun)) {
+                        let expected = if batch.is_done || piece < batch.next {
+                            UnitState::Done
+                        } else {
+                            UnitState::Begun
+                        };
+                        assert_eq!(shared.state(first, piece), expected);
+                    }
+                    if let Ok(found) = found {
+                        assert_eq!(found.value().0, batch.number);
+                        batch.is_begun = true;
+                        begun.push(found);
                     }
                 }
-                Call::Reclaim => {
-                    let was_emptied = emptied.remove(&(head / CHUNK));
-                    let ready = next >= head + CHUNK
-                        && done.get(&(head / CHUNK)) == Some(&(CHUNK as u32))
-                        && !pins.iter().any(|pin| pin.range().start == head);
-                    assert!(ready || !was_emptied);
-                    let mut back = Vec::new();
-                    assert_eq!(stocker.reclaim(&mut |seq, value| back.push((seq, value.0))), ready);
-                    if ready {
-                        let count = if was_emptied { 0 } else { CHUNK };
-                        assert!(back.into_iter().eq((head..head + count).map(|seq| (seq, seq))));
-                        head += CHUNK;
-                    }
+                Call::Do(at, piece) if at < begun.len() => {
+                    let batch = model.get_mut(&begun[at].first()).unwrap();
+                    assert_eq!(begun[at].has_done(piece), piece < batch.next);
+                    begun[at].done_before(piece);
+                    batch.next = batch.next.max(piece);
                 }
+                Call::Stop(at) if at < begun.len() => {
+                    let stopped = begun.swap_remove(at);
+                    model.get_mut(&stopped.first()).unwrap().is_begun = false;
+                }
+                Call::Finish(at) if at < begun.len() => {
+                    let finished = begun.swap_remove(at);
+                    let batch = model.get_mut(&finished.first()).unwrap();
+                    (batch.is_begun, batch.is_done) = (false, true);
+                    assert_eq!(finished.finish().map(|value| value.0), batch.is_out().then_some(batch.number));
+                }
+                _ => {}
             }
-            let kept = next - head - CHUNK * emptied.len() as u64;
+            let kept = model.values().filter(|batch| !batch.is_out()).count();
             assert_eq!(alive.load(Ordering::Relaxed), kept as isize);
+            assert!(model.values().map(|batch| batch.len).sum::<u64>() <= SLOTS);
         }
-        drop((pins, stocker));
-        drop(frames);
+        drop((reading, begun, writer));
+        drop(shared);
         assert_eq!(alive.load(Ordering::Relaxed), 0);
     }
 }

@@ -721,110 +721,97 @@ fn a_verdict_is_found_out_by_one_at_a_time() {
     });
 }
 
-/// Catches: a value taken back (and rewritten for the next lap) while it is lent through a pin; a
-/// pin that succeeds after taking back began.
+/// Catches: a value that two threads take out, or none; one that is taken out, or written for the
+/// next lap, while another thread reads it; a place that the writer uses before the value is out.
 #[test]
-fn a_pin_keeps_its_chunk_from_being_taken_back() {
+fn the_last_thread_that_leaves_a_batch_gets_its_value() {
     model(3, || {
-        let (mut stocker, frames) = dominoes::attachments::<u32>(2, 2);
-        stocker.put(0, 10).unwrap();
-        stocker.put(1, 11).unwrap();
+        let (mut writer, batches) = dominoes::batches::<Box<u32>>(2);
+        writer.put(2, Box::new(10)).unwrap();
         let reader = {
-            let frames = frames.clone();
+            let batches = batches.clone();
             thread::spawn(move || {
-                if let Some(pin) = frames.pin(1) {
-                    assert_eq!(pin.get(1), Some(&11));
-                    assert_eq!(pin.get(3), None);
-                }
+                let reading = batches.read(0)?;
+                assert_eq!(**reading.value(), 10);
+                reading.release()
             })
         };
-        let worker = thread::spawn(move || frames.done(0, 2));
-        let mut back = Vec::new();
-        while !stocker.reclaim(&mut |seq, value| back.push((seq, value))) {
+        let worker = {
+            let batches = batches.clone();
+            thread::spawn(move || {
+                let begun = batches.begin(0).unwrap();
+                assert_eq!(**begun.value(), 10);
+                begun.finish()
+            })
+        };
+        while writer.room() < 2 {
             thread::yield_now();
         }
-        assert_eq!(back, [(0, 10), (1, 11)]);
-        stocker.put(2, 12).unwrap();
-        stocker.put(3, 13).unwrap();
-        reader.join().unwrap();
-        worker.join().unwrap();
+        writer.put(1, Box::new(11)).unwrap();
+        assert_eq!(batches.state(0, 0), UnitState::Done);
+        assert_eq!(batches.state(2, 0), UnitState::Free);
+        let out = [reader.join().unwrap(), worker.join().unwrap()];
+        assert_eq!(
+            out.into_iter().flatten().collect::<Vec<_>>(),
+            [Box::new(10)]
+        );
     });
 }
 
-/// Catches: the next chunk taken back while a pin holds it, because a panic in the callback left
-/// the previous chunk marked as being taken; a value of the next lap lent or written while the
-/// callback for the last value of this lap runs.
+/// Catches: two threads that have begun a batch at once; a thread that does not continue after the
+/// pieces of the one before, or does not see what that one wrote.
 #[test]
-fn a_callback_that_panics_leaves_the_next_chunk_to_its_readers() {
+fn a_batch_has_one_worker_at_a_time_and_the_next_one_continues() {
     model(3, || {
-        let (mut stocker, frames) = dominoes::attachments::<Box<u32>>(2, 1);
-        stocker.put(0, Box::new(10)).unwrap();
-        stocker.put(1, Box::new(11)).unwrap();
-        assert_eq!(frames.done(0, 1), 1);
-        let reader = {
-            let frames = frames.clone();
-            thread::spawn(move || {
-                if let Some(pin) = frames.pin(1) {
-                    assert_eq!(pin.get(1).map(|value| **value), Some(11));
+        let (mut writer, batches) = dominoes::batches::<u32>(1);
+        writer.put(1, 7).unwrap();
+        let shared = Arc::new((batches, [AtomicUsize::new(0), AtomicUsize::new(0)]));
+        let work = |shared: &(Arc<dominoes::Batches<u32>>, [AtomicUsize; 2]), most: usize| {
+            let mut begun = shared.0.begin(0).ok()?;
+            let mut did = 0;
+            for (piece, count) in shared.1.iter().enumerate() {
+                if begun.has_done(piece as u64) {
+                    continue;
                 }
-                // The slot of position 0 may already be open for the next lap.
-                if let Some(pin) = frames.pin(2) {
-                    assert!(matches!(pin.get(2).map(|value| **value), None | Some(12)));
+                if did == most {
+                    return None;
                 }
-            })
+                // Not atomic, so a second thread between the two would show.
+                let before = count.load(Ordering::Relaxed);
+                count.store(before + 1, Ordering::Relaxed);
+                begun.done_before(piece as u64 + 1);
+                did += 1;
+            }
+            begun.finish()
         };
-        let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            stocker.reclaim(&mut |_, _| std::panic::resume_unwind(Box::new("on purpose")))
-        }));
-        assert!(unwound.is_err());
-        assert!(!stocker.reclaim(&mut |seq, _| panic!("{seq} is not done")));
-        stocker.put(2, Box::new(12)).unwrap();
-        reader.join().unwrap();
-    });
-}
-
-/// Catches: a value that both the worker and the stocker take out, or that one takes while it is
-/// lent through a pin.
-#[test]
-fn who_did_the_work_may_take_the_values_out() {
-    model(3, || {
-        let (mut stocker, frames) = dominoes::attachments::<Box<u32>>(2, 2);
-        stocker.put(0, Box::new(10)).unwrap();
-        stocker.put(1, Box::new(11)).unwrap();
-        let reader = {
-            let frames = frames.clone();
-            thread::spawn(move || {
-                if let Some(pin) = frames.pin(1) {
-                    assert_eq!(pin.get(1).map(|value| **value), Some(11));
-                }
-            })
+        let other = {
+            let shared = shared.clone();
+            thread::spawn(move || work(&shared, 1))
         };
-        let worker = thread::spawn(move || {
-            assert_eq!(frames.done(0, 2), 2);
-            let mut out = 0;
-            frames.take_out(0, &mut |_, value| out += *value);
-            out
-        });
-        let mut back = 0;
-        while !stocker.reclaim(&mut |_, value| back += *value) {
-            thread::yield_now();
-        }
-        stocker.put(2, Box::new(12)).unwrap();
-        reader.join().unwrap();
-        assert_eq!(worker.join().unwrap() + back, 21);
+        let first = work(&shared, 1);
+        let second = other.join().unwrap();
+        let last = work(&shared, 2);
+        let out = [first, second, last].into_iter().flatten();
+        assert_eq!(out.collect::<Vec<_>>(), [7]);
+        let counts = shared
+            .1
+            .each_ref()
+            .map(|count| count.load(Ordering::Relaxed));
+        assert_eq!((counts, writer.room()), ([1, 1], 1));
     });
 }
 
-/// Catches: a value read by the pin before it is stocked.
+/// Catches: a value that is read before it is put.
 #[test]
-fn a_pin_sees_a_value_once_it_is_stocked() {
+fn a_batch_can_be_read_once_its_record_is_put() {
     model(3, || {
-        let (mut stocker, frames) = dominoes::attachments::<u32>(2, 2);
+        let (mut writer, batches) = dominoes::batches::<u32>(2);
         let reader = thread::spawn(move || {
-            let pin = frames.pin(0).unwrap();
-            assert!(matches!(pin.get(0), None | Some(10)));
+            if let Some(reading) = batches.read(0) {
+                assert_eq!(*reading.value(), 10);
+            }
         });
-        stocker.put(0, 10).unwrap();
+        writer.put(1, 10).unwrap();
         reader.join().unwrap();
     });
 }

@@ -309,10 +309,6 @@ pub struct Capabilities {
     /// Longest frame, including headers, that can be received, in bytes; far above the MTU if the
     /// device merges segments.
     pub rx_max_frame: usize,
-    /// Most frames that can be claimed and not yet released before the device has no buffer left
-    /// to receive into; at least 1. `usize::MAX` if it allocates more buffers or copies frames
-    /// out, as all devices here do.
-    pub rx_held_max: usize,
     /// The largest batch, in frames, that is worth claiming or sending at once.
     pub max_batch: usize,
     /// Delay that the device adds on purpose (timers, coalescing) before a frame can be claimed.
@@ -344,7 +340,6 @@ impl Capabilities {
             tso6_max_bytes: 0,
             uso_max_bytes: 0,
             rx_max_frame: 1500 + ETHERNET_HEADER_LEN + VLAN_TAG_LEN,
-            rx_held_max: usize::MAX,
             max_batch: 32,
             added_latency: Duration::ZERO,
         }

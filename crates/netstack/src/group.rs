@@ -27,14 +27,14 @@ mod worker;
 pub use assign::Primaries;
 use assign::{PrimaryNamer, WorkAssignment};
 use autoscale::{Autoscaler, ScaleDecision, WorkDone};
-use batches::WaitingBatches;
+use batches::{ParsedRun, WaitingBatches};
 use epochs::{EpochOwners, Epochs};
 #[cfg(feature = "testkit")]
 pub use fault_hooks::FaultHooks;
 #[cfg(not(feature = "testkit"))]
 pub(crate) use fault_hooks::FaultHooks;
 pub use layout::{GroupTuning, Layout};
-use pending::{EFFECT_BITS, PendingEffects};
+use pending::PendingEffects;
 pub use slots::{JoiningWorker, MembershipHandle};
 use slots::{Members, NEVER_ACTIVE, Snapshot};
 pub use worker::ReplicatedWorker;
@@ -46,14 +46,13 @@ use std::sync::Arc;
 use crossbeam_utils::CachePadded;
 use dominoes::group::replicas;
 use dominoes::{
-    Attachments, EventCount, Exclusive, ExclusiveGuard, Fingerprints, Mismatch, Publisher, Seq,
-    Spin, Stocker, Units, Verdicts,
+    BatchWriter, Batches, EventCount, Exclusive, ExclusiveGuard, Fingerprints, Mismatch, Publisher,
+    Seq, Spin, Units, Verdicts,
 };
 use dominoes_drivers::Device;
 
 use crate::drive::ByHand;
 use crate::error::{ConfigError, MembershipError};
-use crate::io::Run;
 use crate::io::claim::Claimer;
 use crate::io::prepare::{prepare, prepare_and_store};
 use crate::io::rx::{Log, RxPump};
@@ -61,6 +60,7 @@ use crate::io::setup::Setup;
 use crate::io::sleep::Receiving;
 use crate::io::tx::TxPump;
 use crate::io::world::World;
+use crate::io::{BatchRuns, Run};
 use crate::log::effect::Effect;
 use crate::log::request::{MAX_RUN, Request, Verdict};
 use crate::state::apply::ReplicaState;
@@ -78,16 +78,15 @@ pub(crate) struct ReplicatedShared {
     pub(crate) world: Arc<World>,
     layout: Layout,
     verdicts: Verdicts,
-    attachments: Arc<Attachments<Run>>,
+    /// The frames of each published batch, and how far its effects are performed, transmissions
+    /// aside.
+    published: Arc<Batches<BatchRuns>>,
     /// The receiving half of the device.
     pub(crate) claimer: Exclusive<Claimer>,
     /// Batches that are claimed and not published.
     pub(crate) batches: WaitingBatches,
     pub(crate) rx: Exclusive<RxSide>,
     pub(crate) tx: Exclusive<TxPump>,
-    /// For each slot, how far the requests that it is primary of are performed in each chunk,
-    /// transmissions aside.
-    requests: Box<[Units]>,
     /// How far each chunk of frames is built, in rows of frames with the same primary.
     frames: [Units; WorkAssignment::FRAME_ROWS],
     assignment: WorkAssignment,
@@ -117,7 +116,7 @@ pub(crate) struct ReplicatedShared {
 pub(crate) struct RxSide {
     pub(crate) pump: RxPump,
     publisher: Publisher<Request, Spin>,
-    stocker: Stocker<Run>,
+    writer: BatchWriter<BatchRuns>,
     namer: PrimaryNamer,
     autoscaler: Autoscaler,
 }
@@ -151,9 +150,8 @@ impl RxSide {
         let log = GroupLog {
             shared,
             holder: id as u8,
-            parser: None,
             publisher: &mut self.publisher,
-            stocker: &mut self.stocker,
+            writer: &mut self.writer,
             namer: &mut self.namer,
         };
         (&mut self.pump, log)
@@ -247,11 +245,6 @@ impl ReplicatedShared {
     }
 
     #[inline]
-    fn request_chunk_of(&self, seq: Seq) -> u64 {
-        seq >> self.layout.tuning.request_chunk.trailing_zeros()
-    }
-
-    #[inline]
     fn frame_chunk_of(&self, frame: u64) -> u64 {
         frame >> self.layout.tuning.frame_chunk.trailing_zeros()
     }
@@ -267,54 +260,81 @@ impl ReplicatedShared {
 struct GroupLog<'a> {
     shared: &'a ReplicatedShared,
     publisher: &'a mut Publisher<Request, Spin>,
-    stocker: &'a mut Stocker<Run>,
+    writer: &'a mut BatchWriter<BatchRuns>,
     namer: &'a mut PrimaryNamer,
     /// The worker that has the pump.
     holder: u8,
-    /// The worker that parsed the batch that is being published.
-    parser: Option<u8>,
+}
+
+impl GroupLog<'_> {
+    /// Puts the record of the next batch into its place: `len` requests with the frames `runs`, for
+    /// which there is room. `worker` parsed it. Returns its first position and its primary.
+    #[inline]
+    fn begin_batch(
+        &mut self,
+        worker: u8,
+        (len, has_payload): (usize, bool),
+        runs: BatchRuns,
+    ) -> (Seq, u8) {
+        let first = self.publisher.next_seq();
+        let primary = self
+            .namer
+            .name(self.shared, (first, len), worker, has_payload);
+        let put = self.writer.put(len, runs);
+        assert!(
+            put.is_ok_and(|put| put == first),
+            "the log and its batches are out of step at {first}"
+        );
+        (first, primary)
+    }
+
+    /// Publishes the runs of a batch that `worker` parsed; there is room for them.
+    fn publish_batch(&mut self, worker: u8, parsed: &[ParsedRun], runs: Vec<Run>) {
+        let has_payload = parsed.iter().any(|run| run.request.digest.len > 0);
+        let (first, primary) =
+            self.begin_batch(worker, (parsed.len(), has_payload), BatchRuns::Parsed(runs));
+        for (seq, run) in (first..).zip(parsed) {
+            if let Some(verdict) = run.verdict {
+                self.shared.verdicts.set(seq, verdict);
+            }
+        }
+        let last = parsed.len() as u8 - 1;
+        let requests = parsed.iter().zip(0..=last).map(|(run, index)| {
+            let mut request = run.request;
+            let digest = &mut request.digest;
+            (digest.primary, digest.index, digest.left) = (primary, index, last - index);
+            request
+        });
+        let published = self.publisher.try_publish_all(requests);
+        assert!(published.is_ok(), "published without room at {first}");
+    }
 }
 
 impl Log for GroupLog<'_> {
     fn room(&mut self) -> usize {
-        self.stocker.room().min(self.publisher.room())
+        self.writer.room().min(self.publisher.room())
     }
 
     fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
         let mut request = *request;
-        let seq = self.stocker.next_seq();
-        let worker = self.parser.unwrap_or(self.holder);
-        request.digest.primary = self.namer.name(self.shared, seq, worker, &request);
-        let stocked = self.stocker.put(seq, run);
-        assert!(stocked.is_ok(), "published without room at {seq}");
-        if !request.digest.kind.has_frames() {
+        let what = (1, request.digest.len > 0);
+        let (seq, primary) = self.begin_batch(self.holder, what, BatchRuns::One(run));
+        let digest = &mut request.digest;
+        (digest.primary, digest.index, digest.left) = (primary, 0, 0);
+        if !digest.kind.has_frames() {
             self.shared.verdicts.set(seq, 0);
         } else if let Some(verdict) = verdict {
             self.shared.verdicts.set(seq, verdict);
         }
         let published = self.publisher.try_publish(request);
-        assert_eq!(
-            published.ok(),
-            Some(seq),
-            "the log and its frames are out of step"
-        );
+        assert!(published.is_ok(), "published without room at {seq}");
     }
 
-    fn set_parser(&mut self, worker: Option<u8>) {
-        self.parser = worker;
-    }
-
-    fn gap(&self) -> usize {
-        let chunk = self.shared.attachments.chunk() as u64;
-        (self.stocker.next_seq().next_multiple_of(chunk) - self.stocker.next_seq()) as usize
-    }
-
-    fn reclaim(&mut self, each: &mut dyn FnMut(Run)) {
-        while self.stocker.reclaim(&mut |_, run| each(run)) {}
-    }
+    /// The frames of a batch return as soon as it is done.
+    fn reclaim(&mut self, _: &mut dyn FnMut(Run)) {}
 
     fn published(&self) -> u64 {
-        self.stocker.next_seq()
+        self.writer.next_seq()
     }
 
     fn performed(&self) -> u64 {
@@ -384,37 +404,29 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
             .transmitter
             .send_past(layout.tuning.past_hole as u64, layout.tuning.hole_turns);
         base.rx.stores_ahead = true;
-        let request_shift = EFFECT_BITS + layout.tuning.request_chunk.trailing_zeros();
         // A frame of the chunk after next is numbered only when all of this one have left.
         let frame_chunks = base.world.limits.tx_slots as usize / layout.tuning.frame_chunk;
         let frame_words = 2 * frame_chunks.max(1);
-        let (stocker, attachments) = dominoes::attachments(slots, layout.tuning.request_chunk);
+        let (writer, published) = dominoes::batches(slots);
         let shared = Arc::new(ReplicatedShared {
             world: base.world,
             layout,
             verdicts: Verdicts::new(slots),
-            attachments,
+            published,
             claimer: Exclusive::new(base.claimer),
             batches: WaitingBatches::new(),
             rx: Exclusive::new(RxSide {
                 pump: base.rx,
                 publisher,
-                stocker,
+                writer,
                 namer: PrimaryNamer::new(&layout),
                 autoscaler: Autoscaler::new(),
             }),
             tx: Exclusive::new(base.tx),
-            requests: (0..slot_count)
-                .map(|_| Units::new(slots / layout.tuning.request_chunk, request_shift))
-                .collect(),
             frames: core::array::from_fn(|_| {
                 Units::new(frame_words, layout.tuning.frame_chunk.trailing_zeros())
             }),
-            assignment: WorkAssignment::new(
-                &layout,
-                slots / layout.tuning.request_chunk,
-                frame_words,
-            ),
+            assignment: WorkAssignment::new(&layout, slots, frame_words),
             performed: (0..slot_count)
                 .map(|id| {
                     if id < layout.replicas {
@@ -429,7 +441,7 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
                 .map(|_| CachePadded::new(AtomicU64::new(0)))
                 .collect(),
             membership: Members::new(slot_count, layout.replicas, layout.autoscale),
-            epoch_owners: EpochOwners::new(slots / layout.tuning.request_chunk, layout.replicas),
+            epoch_owners: EpochOwners::new(slots, layout.replicas),
             posts: if layout.confirm {
                 // Workers may be a log apart, and one may read positions that are a log older than
                 // its own.

@@ -35,8 +35,9 @@
 //! | `Seq`; the tail and the end of a log | 63 | requests | 2,900 years | a log is closed |
 //! | lap bytes of a log (`ring.rs`) | 8 | laps of 16 | 41 us | nothing: no reader is a lap off |
 //! | `Verdicts` | 1 | laps of 16 | 320 ns | nothing: no reader or writer is a lap off |
-//! | `Attachments`, tags | 32 | laps of 16 | 11 min | a pin that late lends nothing |
-//! | `Attachments`, pins of a chunk | 15 | threads | none | at most 32,767, checked; 56 workers |
+//! | `Batches`, laps | 24 | laps of 16 | 2.7 s | nothing: no caller is a lap off |
+//! | `Batches`, readers | 7 | threads | none | at most 127, checked; 56 workers |
+//! | `Batches`, pieces of work | 30 | effects | none | 2^22 of a request, 256 requests, checked |
 //! | `Units` | 63 | pieces | 2,900 years | nothing: compared modulo 2^63 |
 //! | `Greedy` | 48 | chunks of 1 | 32 days | nothing: compared modulo 2^48 |
 //! | `EventCount`, `WaitSet` | 64 | wake-ups | 5,800 years | |
@@ -94,4 +95,4 @@ pub(crate) mod view;
 pub(crate) mod world;
 
 pub(crate) use dominoes_drivers::prefetch;
-pub(crate) use run::{Batch, FrameRecycler, Frames, Indices, MAX_BATCH, Payload, Run};
+pub(crate) use run::{Batch, BatchRuns, FrameRecycler, Frames, Indices, Payload, Run};

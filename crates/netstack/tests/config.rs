@@ -128,7 +128,6 @@ fn layouts_are_built_field_by_field() {
         .always_log(true)
         .revive(false)
         .log(64)
-        .request_chunk(4)
         .frame_chunk(8)
         .ahead_bytes(5)
         .steal_after(6)
@@ -155,13 +154,12 @@ fn layouts_are_built_field_by_field() {
         layout.replicas,
         layout.replica_slots,
         tuning.log,
-        tuning.request_chunk,
         tuning.frame_chunk,
         tuning.ahead_bytes,
         tuning.steal_after,
         tuning.past_hole,
     ];
-    assert_eq!(sizes, [1, 2, 64, 4, 8, 5, 6, 9]);
+    assert_eq!(sizes, [1, 2, 64, 8, 5, 6, 9]);
     assert_eq!(layout.primaries, Primaries::Greedy);
     assert_eq!(tuning.patience, Duration::from_micros(7));
     assert_eq!((tuning.hole_turns, tuning.fingerprint_every), (10, 11));

@@ -105,14 +105,14 @@ fn a_worker_with_enough_to_do_prepares_no_more_and_takes_no_frames() {
 }
 
 #[test]
-fn a_worker_claims_two_runs_at_a_time_and_no_more_before_they_are_parsed() {
-    for (request_chunk, most) in [(4, 120), (2, 60), (1, 60)] {
-        let (mut workers, script) = workers(2, GroupTuning::default().request_chunk(request_chunk));
+fn a_worker_claims_two_runs_or_half_a_log_at_a_time_and_no_more_before_they_are_parsed() {
+    for (log, most) in [(512, 120), (128, 58), (64, 26)] {
+        let (mut workers, script) = workers(2, GroupTuning::default().log(log));
         let [first, second] = &mut workers[..] else {
             panic!("two workers");
         };
         receive(&script, 0..250, 10);
-        assert_eq!(first.claim(NOW), Some(most), "chunks of {request_chunk}");
+        assert_eq!(first.claim(NOW), Some(most), "a log of {log}");
         assert_eq!(first.claim(NOW), None, "one is not parsed");
         assert_eq!(second.claim(NOW), Some(most));
         assert!(first.parse());

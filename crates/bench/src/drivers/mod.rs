@@ -450,7 +450,7 @@ pub const VARIANTS: &[Variant] = &[
     #[cfg(feature = "report")]
     with_primaries!(
         "replicated-by-position",
-        "the same, primaries by chunks of the log in turn",
+        "the same, batches have primaries in turn",
         ByPosition
     ),
     #[cfg(feature = "report")]

@@ -29,18 +29,12 @@ pub(super) struct ReplicaDriver {
     watched: bool,
 }
 
-/// Frames go back to the device by chunks of the log, so there must be more frames than two chunks
-/// hold.
-pub(crate) fn can(direction: Direction, workload: &Workload) -> bool {
-    let enough = direction == Direction::Send || workload.frames() > 2 * MOST_IN_A_CHUNK;
-    enough && super::processes(workload)
+pub(crate) fn can(_: Direction, workload: &Workload) -> bool {
+    super::processes(workload)
 }
 
 /// How long a parked worker sleeps before it checks again.
 const REST: time::Duration = time::Duration::from_micros(200);
-
-/// Requests in a chunk times segments in each.
-const MOST_IN_A_CHUNK: usize = 16 * 8;
 
 /// The variant on `cores` cores, with as many replicas. `arrange` changes the default layout, for
 /// rows that choose primaries in another way, or let the group choose its replicas.

@@ -210,7 +210,6 @@ impl Nic {
         let mut caps = wire.capabilities();
         let mac = wire.mac();
         caps.name = format!("nic-{}", caps.name);
-        caps.rx_held_max = usize::MAX;
         // Buffers are as long as the longest frame. An IP packet has at most 65,535 bytes,
         // whatever the device claims.
         caps.mtu = caps.mtu.min(usize::from(u16::MAX));

@@ -1,17 +1,17 @@
-//! Which worker performs what: the primary of each request and of each frame.
+//! Which worker performs what: the primary of each batch and of each frame.
 //!
-//! The receive pump writes the primary into each request as it publishes it. So all workers know it
-//! without asking each other, and a policy may use anything that the pump can see. One request may
-//! ask for hundreds of frames, so frames are assigned separately, by chunks of their own numbers.
-//! By default the first worker that claims a chunk of frames owns it; under [`Primaries::Greedy`]
-//! the same holds for requests.
+//! The receive pump chooses a primary for each batch that it publishes, and writes it into the
+//! batch's requests. So all workers know it without asking each other, and a policy may use
+//! anything that the pump can see. One request may ask for hundreds of frames, so frames are
+//! assigned separately, by chunks of their own numbers. By default the first worker that claims a
+//! chunk of frames owns it; under [`Primaries::Greedy`] the same holds for batches.
 
 use dominoes::group::{MembershipTable, replicas};
 use dominoes::{Assignment, Balancer, ByLoad, Greedy, PrimaryPolicy, Seq, Work};
 
+use super::batches::MAX_CLAIM;
 use super::epochs::{Epoch, Epochs};
 use crate::group::{Layout, ReplicatedShared};
-use crate::log::request::Request;
 
 /// The policy that assigns requests and outgoing frames to workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,16 +24,16 @@ pub enum Primaries {
     /// them and has nothing else to build.
     #[default]
     ByPublisher,
-    /// Chunks of the log, and of frames, in turn.
+    /// Batches, and chunks of frames, in turn.
     ByPosition,
-    /// Chunks of the log, and of frames, belong to the worker that claims them first, with one
-    /// compare-and-swap each. The worker that published a request prepares it.
+    /// Batches, and chunks of frames, belong to the worker that claims them first, with one
+    /// compare-and-swap each. The worker that parsed a batch prepares it.
     Greedy,
-    /// Payload, received or sent, to the lower half of the workers; acknowledgments and everything
-    /// else to the upper half.
+    /// Frames with payload, and batches in which any segment has some, to the lower half of the
+    /// workers; acknowledgments and everything else to the upper half.
     ByKind,
-    /// Chunks of the log, weighted by how well the workers keep up. Frames are assigned by
-    /// position. At most 8 workers.
+    /// Batches, weighted by how well the workers keep up. Frames are assigned by position. At most
+    /// 8 workers.
     ByLoad,
 }
 
@@ -84,7 +84,7 @@ const REQUESTS: dominoes::WorkKind = dominoes::WorkKind(0);
 const FRAMES: dominoes::WorkKind = dominoes::WorkKind(1);
 
 impl WorkAssignment {
-    /// For as many chunks of requests and of frames as can be open at once.
+    /// For as many batches and chunks of frames as can be open at once.
     pub(crate) fn new(layout: &Layout, request_words: usize, frame_words: usize) -> Self {
         WorkAssignment {
             policy: layout.primaries,
@@ -92,35 +92,27 @@ impl WorkAssignment {
         }
     }
 
-    /// Whether worker `id` is primary of the request at `seq`, in chunk `chunk`, whose primary by
-    /// the pump is `primary`. Under [`Primaries::Greedy`] this claims the chunk.
+    /// Whether worker `id` is primary of the batch at `first`, whose primary by the pump is
+    /// `primary`. Under [`Primaries::Greedy`] this claims the batch.
     #[inline]
-    pub(crate) fn is_mine(
-        &self,
-        epochs: &Epochs,
-        id: usize,
-        seq: Seq,
-        chunk: u64,
-        primary: u8,
-    ) -> bool {
+    pub(crate) fn is_mine(&self, epochs: &Epochs, id: usize, first: Seq, primary: u8) -> bool {
         if self.policy == Primaries::Greedy {
-            return self.claim(epochs.of_request(seq), REQUESTS, chunk, id);
+            return self.claim(epochs.of_request(first), REQUESTS, first, id);
         }
         usize::from(primary) == id
     }
 
-    /// The primary of a request.
+    /// The primary of a batch.
     pub(crate) fn owner(
         &self,
         epochs: &Epochs,
         membership: &MembershipTable,
-        seq: Seq,
-        chunk: u64,
+        first: Seq,
         primary: u8,
     ) -> Owner {
         match self.policy {
             Primaries::Greedy => {
-                self.claimed_by(epochs.of_request(seq), membership, REQUESTS, chunk)
+                self.claimed_by(epochs.of_request(first), membership, REQUESTS, first)
             }
             _ => Owner::Worker(usize::from(primary)),
         }
@@ -212,12 +204,12 @@ fn kind(has_payload: bool) -> dominoes::WorkKind {
     if has_payload { PAYLOAD } else { REST }
 }
 
-/// Chooses the primary of each request that is published. Belongs to the receive pump.
+/// Chooses the primary of each batch that is published. Belongs to the receive pump.
 pub(crate) struct PrimaryNamer {
     policy: Primaries,
-    /// Requests in a chunk, less one.
-    within: u64,
-    /// The epoch of the chunk that is being published.
+    /// How many batches were published.
+    batches: u64,
+    /// The epoch of the batch that was published last.
     epoch: Epoch,
     load: ByLoad,
     balancer: Option<Balancer>,
@@ -230,12 +222,12 @@ pub(crate) struct PrimaryNamer {
 impl PrimaryNamer {
     pub(crate) fn new(layout: &Layout) -> Self {
         let balanced = layout.primaries == Primaries::ByLoad;
-        // A backlog of a few chunks is ordinary.
-        let slack = 4 * layout.tuning.request_chunk as u64;
+        // A backlog of a batch is ordinary.
+        let slack = MAX_CLAIM as u64;
         let slots = layout.slot_count();
         PrimaryNamer {
             policy: layout.primaries,
-            within: layout.tuning.request_chunk as u64 - 1,
+            batches: 0,
             epoch: Epoch::first(layout.replicas),
             load: ByLoad::new(1, 1),
             balancer: balanced.then(|| Balancer::new(slots, slack)),
@@ -244,37 +236,36 @@ impl PrimaryNamer {
         }
     }
 
-    /// The primary of the request that worker `publisher` publishes at `seq`.
+    /// The primary of the batch of `len` requests that is published at `first`, which worker
+    /// `parser` parsed.
     #[inline]
     pub(crate) fn name(
         &mut self,
         shared: &ReplicatedShared,
-        seq: Seq,
-        publisher: u8,
-        request: &Request,
+        (first, len): (Seq, usize),
+        parser: u8,
+        has_payload: bool,
     ) -> u8 {
-        if seq & self.within == 0 {
-            self.begin_chunk(shared, seq);
-        }
+        self.begin_batch(shared, first);
         if matches!(self.policy, Primaries::ByPublisher | Primaries::Greedy)
-            && self.epoch.owners().contains(usize::from(publisher))
+            && self.epoch.owners().contains(usize::from(parser))
         {
-            return publisher;
+            return parser;
         }
-        self.name_by_rule(shared, seq, request) as u8
+        self.name_by_rule(shared, (first, len), has_payload) as u8
     }
 
-    /// Reads which workers may own the chunk that begins, and stores that beside the log.
+    /// Reads which workers may own the batch that begins, and stores that beside the log.
     #[inline]
-    fn begin_chunk(&mut self, shared: &ReplicatedShared, seq: Seq) {
+    fn begin_batch(&mut self, shared: &ReplicatedShared, first: Seq) {
+        self.batches += 1;
         let mask = shared.membership.staying();
         // If there are none, the previous owners stay: a worker that joins then finds their work
         // late.
         if mask != self.epoch.owners().mask() && mask != 0 {
             self.change_epoch(shared, mask);
         }
-        let chunk = shared.request_chunk_of(seq);
-        shared.epoch_owners.set(chunk, self.epoch.owners().mask());
+        shared.epoch_owners.set(first, self.epoch.owners().mask());
     }
 
     #[cold]
@@ -291,28 +282,33 @@ impl PrimaryNamer {
     }
 
     #[inline(never)]
-    fn name_by_rule(&mut self, shared: &ReplicatedShared, seq: Seq, request: &Request) -> usize {
-        let chunk = shared.request_chunk_of(seq);
+    fn name_by_rule(
+        &mut self,
+        shared: &ReplicatedShared,
+        (first, len): (Seq, usize),
+        has_payload: bool,
+    ) -> usize {
+        let batch = self.batches;
         let owners = self.epoch.owners();
         match self.policy {
-            Primaries::ByKind => self.epoch.by_kind(chunk, kind(request.digest.len > 0)),
+            Primaries::ByKind => self.epoch.by_kind(batch, kind(has_payload)),
             Primaries::ByLoad => {
-                let by_position = owners.by_position(chunk);
-                if seq >= self.next_balance {
-                    self.next_balance = seq + BALANCE_EVERY;
-                    self.balance(shared, chunk + 1);
+                let by_position = owners.by_position(batch);
+                if first >= self.next_balance {
+                    self.next_balance = first + BALANCE_EVERY;
+                    self.balance(shared, batch + 1);
                 }
-                let primary = self.load.primary(chunk, self.given.len());
+                let primary = self.load.primary(batch, self.given.len());
                 let is_owner = self.epoch.owners().contains(primary);
                 let primary = if is_owner { primary } else { by_position };
-                self.given[primary] += 1;
+                self.given[primary] += len as u64;
                 primary
             }
-            _ => owners.by_position(chunk),
+            _ => owners.by_position(batch),
         }
     }
 
-    /// From chunk `from` on, weights the workers by how well they keep up.
+    /// From batch `from` on, weights the workers by how well they keep up.
     fn balance(&mut self, shared: &ReplicatedShared, from: u64) {
         let done: Vec<u64> = shared
             .slot_stats

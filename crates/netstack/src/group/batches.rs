@@ -8,7 +8,8 @@
 //!    but the parser, so a batch whose worker is held up for [`HELP_AFTER`] is parsed by any other
 //!    worker too; the first result counts.
 //! 3. The worker that has the receive pump *publishes* parsed batches in the order of their
-//!    numbers, as far as the log has room.
+//!    numbers. The runs of a batch are published together, so they wait until the log has room for
+//!    all of them.
 //!
 //! So the log has the device's order, and a worker that fails between two steps delays nothing
 //! for longer than [`HELP_AFTER`]. The claimer is the primary of the requests of its batch: it
@@ -21,11 +22,11 @@ use dominoes::{Exclusive, ExclusiveGuard};
 use dominoes_drivers::Frame;
 
 use super::worker::ReplicatedWorker;
-use crate::group::{FaultHooks, ReplicatedShared};
+use crate::group::{FaultHooks, GroupLog, ReplicatedShared};
 use crate::io::gro::{Found, OpenRun, Parser};
-use crate::io::rx::{Batches, Log, RESERVED, RxPump};
+use crate::io::rx::{self, Log as _, RESERVED, RxPump};
 use crate::io::sync::AtomicU64;
-use crate::io::{Batch, FrameRecycler, MAX_BATCH, Run};
+use crate::io::{Batch, BatchRuns, FrameRecycler, Run};
 use crate::log::request::{ConnId, Flow, MAX_RUN, Request, Verdict};
 use crate::time::{Duration, Instant};
 
@@ -38,11 +39,13 @@ const WAITING: usize = if cfg!(netstack_loom) { 2 } else { 16 };
 /// batch takes a tenth of that.
 pub(crate) const HELP_AFTER: Duration = Duration::from_micros(50);
 
-/// A run, as it waits to be published.
-struct ParsedRun {
-    request: Request,
-    verdict: Option<Verdict>,
-    run: Run,
+/// Most frames of a batch: two full runs. Indices of frames and requests in a batch are bytes.
+pub(crate) const MAX_CLAIM: usize = 2 * MAX_RUN;
+
+/// A run without its frames, as it waits to be published.
+pub(super) struct ParsedRun {
+    pub(super) request: Request,
+    pub(super) verdict: Option<Verdict>,
     flow: Flow,
     hint: Option<(u64, ConnId)>,
 }
@@ -56,8 +59,9 @@ pub(crate) struct Parsed {
     worker: u8,
     /// Whether another worker claimed it.
     is_helped: bool,
-    /// Runs of segments that are not published.
-    runs: Vec<ParsedRun>,
+    /// Runs of segments that are not published, and the frames of each.
+    parsed: Vec<ParsedRun>,
+    runs: Vec<Run>,
     /// Frames that are no segments for us. The first `handled` are done.
     others: Vec<u8>,
     handled: usize,
@@ -67,10 +71,10 @@ pub(crate) struct Parsed {
 impl Found for Parsed {
     #[inline]
     fn run(&mut self, open: &mut OpenRun, run: Run, verdict: Option<Verdict>) {
-        self.runs.push(ParsedRun {
+        self.runs.push(run);
+        self.parsed.push(ParsedRun {
             request: open.request,
             verdict,
-            run,
             flow: open.flow,
             hint: open.hint,
         });
@@ -284,9 +288,16 @@ impl Intake {
         }
     }
 
-    fn parse(&mut self, shared: &ReplicatedShared, worker: usize, batch: &Batch) -> Box<Parsed> {
+    fn parse(
+        &mut self,
+        shared: &ReplicatedShared,
+        worker: usize,
+        batch: &Batch,
+        recycler: &mut FrameRecycler,
+    ) -> Box<Parsed> {
         let mut parsed = self.spare.pop().unwrap_or_default();
         parsed.worker = worker as u8;
+        parsed.runs = recycler.spare_runs();
         parsed.batch = Some(Batch::clone(batch));
         parsed.segments = self.parser.parse(&shared.world, batch, &mut *parsed);
         parsed
@@ -307,9 +318,8 @@ impl Intake {
         if let Some(batch) = parsed.batch.take() {
             recycler.put_batch(batch);
         }
-        for run in parsed.runs.drain(..) {
-            recycler.put(run.run);
-        }
+        recycler.put_runs(BatchRuns::Parsed(core::mem::take(&mut parsed.runs)));
+        parsed.parsed.clear();
         parsed.others.clear();
         (parsed.handled, parsed.segments) = (0, 0);
         if self.spare.len() < MAX_SPARE {
@@ -324,11 +334,15 @@ pub(crate) struct Publishing<'a> {
     pub(crate) intake: &'a mut Intake,
     /// Whether this worker has found no frame in the device at this time.
     pub(crate) is_device_empty: bool,
-    pub(crate) holds_many: bool,
 }
 
-impl Batches for Publishing<'_> {
-    fn publish(&mut self, pump: &mut RxPump, now: Instant, log: &mut impl Log) -> (usize, bool) {
+impl rx::Batches<GroupLog<'_>> for Publishing<'_> {
+    fn publish(
+        &mut self,
+        pump: &mut RxPump,
+        now: Instant,
+        log: &mut GroupLog<'_>,
+    ) -> (usize, bool) {
         let waiting = &self.shared.batches;
         let mut done = 0;
         loop {
@@ -359,10 +373,6 @@ impl Batches for Publishing<'_> {
             self.intake.recycle(parsed, &mut pump.recycler);
         }
     }
-
-    fn hold_many(&self) -> bool {
-        self.holds_many
-    }
 }
 
 impl Parsed {
@@ -372,7 +382,7 @@ impl Parsed {
     }
 
     fn is_published(&self) -> bool {
-        self.runs.is_empty() && self.handled == self.others.len()
+        self.parsed.is_empty() && self.handled == self.others.len()
     }
 
     /// Publishes what is left, as far as the log has room. `parser` is the publisher's, and learns
@@ -382,19 +392,13 @@ impl Parsed {
         pump: &mut RxPump,
         parser: &mut Parser,
         now: Instant,
-        log: &mut impl Log,
+        log: &mut GroupLog<'_>,
     ) -> usize {
         let mut done = 0;
-        let room = log.room().saturating_sub(RESERVED + 2);
-        log.set_parser(Some(self.worker));
-        for mut run in self.runs.drain(..room.min(self.runs.len())) {
-            let known = parser.hint_of(&run.flow);
-            let hint = known.unwrap_or(&mut run.hint);
-            done += usize::from(run.request.digest.count);
-            let frames = (run.run, run.verdict);
-            pump.publish_run(now, &mut run.request, (run.flow, hint), frames, log);
+        if self.parsed.len() <= log.room().saturating_sub(RESERVED + 2) {
+            done = self.publish_runs(pump, parser, now, log);
         }
-        while self.runs.is_empty() && self.handled < self.others.len() {
+        while self.parsed.is_empty() && self.handled < self.others.len() {
             if log.room() <= RESERVED + 2 || pump.waits_for_control(now) {
                 break;
             }
@@ -406,8 +410,38 @@ impl Parsed {
             done += 1;
         }
         pump.close_datagrams(now, log);
-        log.set_parser(None);
         done
+    }
+
+    /// Publishes the runs, for which the log has room. Returns how many segments they have.
+    fn publish_runs(
+        &mut self,
+        pump: &mut RxPump,
+        parser: &mut Parser,
+        now: Instant,
+        log: &mut GroupLog<'_>,
+    ) -> usize {
+        let (mut segments, mut kept) = (0, 0);
+        for at in 0..self.parsed.len() {
+            let (parsed, run) = (&mut self.parsed[at], &mut self.runs[at]);
+            let known = parser.hint_of(&parsed.flow);
+            let about = (parsed.flow, known.unwrap_or(&mut parsed.hint));
+            segments += usize::from(parsed.request.digest.count);
+            if pump.sample_run(now, &mut parsed.request, about, (run, parsed.verdict)) {
+                self.parsed.swap(kept, at);
+                self.runs.swap(kept, at);
+                kept += 1;
+            }
+        }
+        self.parsed.truncate(kept);
+        self.runs
+            .drain(kept..)
+            .for_each(|run| pump.recycler.put(run));
+        if kept > 0 {
+            log.publish_batch(self.worker, &self.parsed, core::mem::take(&mut self.runs));
+            self.parsed.clear();
+        }
+        segments
     }
 }
 
@@ -427,7 +461,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// The same, in a turn.
     #[inline]
     pub(crate) fn claim_batch(&mut self, now: Instant) -> Option<usize> {
-        (self.device_empty_at, self.holds_many) = (Instant::NEVER, false);
+        self.device_empty_at = Instant::NEVER;
         let is_busy = self.intake.claimed.is_some() || self.intake.parsed.is_some();
         if is_busy || self.has_enough() {
             return None;
@@ -435,8 +469,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let shared = &*self.shared;
         let mut claimer = shared.claimer.try_take()?;
         claimer.give_back(&mut self.recycler);
-        // Two full runs of one flow by default.
-        let most = (shared.layout.tuning.request_chunk * MAX_RUN / 2).clamp(MAX_RUN, MAX_BATCH);
+        // The runs of a batch are published together, and half of the log is known to have room.
+        let most = MAX_CLAIM.min(shared.layout.tuning.log / 2 - RESERVED - 2);
         let recycler = &mut self.recycler;
         let claim = shared.batches.claim(now, || {
             let mut frames = recycler.spare();
@@ -446,7 +480,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             }
             Some(frames)
         });
-        self.holds_many = claimer.holds_many();
         drop(claimer);
         match claim {
             Claim::Batch(number, batch) => {
@@ -482,7 +515,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             else {
                 return false;
             };
-            let mut parsed = intake.parse(shared, *id, &batch);
+            let mut parsed = intake.parse(shared, *id, &batch, recycler);
             parsed.is_helped = is_helped;
             recycler.put_batch(batch);
             intake.parsed = Some((number, parsed));

@@ -270,7 +270,6 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
             .filter(|id| active >> id & 1 == 1)
             .nth(index as usize);
         let (_, mut log) = side.parts(&shared, id.unwrap_or(0));
-        log.reclaim(&mut drop);
         log.publish(&entry.request, entry.verdict, run);
         true
     }

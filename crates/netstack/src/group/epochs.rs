@@ -2,12 +2,12 @@
 //!
 //! Workers join and leave while the group runs, and each worker learns of a change at a different
 //! moment. Yet all of them must agree on the primary of every piece of work. They agree by
-//! position: when the receive pump begins a chunk of the log, it reads which replicas are active,
-//! and stores that set, the *owners* of the chunk, in a word beside the log before it publishes the
-//! chunk's first request. Every worker reads the word when it applies that request. Consecutive
-//! chunks with equal owners form an *epoch*.
+//! position: when the receive pump publishes a batch, it reads which replicas are active, and
+//! stores that set, the *owners* of the batch, in a word beside the log before it publishes the
+//! batch's first request. Every worker reads the word when it applies that request. Consecutive
+//! batches with equal owners form an *epoch*.
 //!
-//! - The primary of a request is an owner of its chunk. The pump writes it into the request.
+//! - The primary of a batch is one of its owners. The pump writes it into the requests.
 //! - Outgoing frames are assigned by chunks of frame numbers. An epoch that begins at a position
 //!   owns the frame chunks from the first one of which no frame was numbered before that position.
 //!   Every replica computes the same boundary.
@@ -148,8 +148,6 @@ pub(crate) struct Epochs {
     older: VecDeque<Epoch>,
     /// The union of the owners of all of them.
     owners: u64,
-    /// The position at which the next chunk of the log begins.
-    next_chunk: Seq,
 }
 
 impl Epochs {
@@ -160,23 +158,13 @@ impl Epochs {
             owners: current.owners.mask,
             current,
             older: VecDeque::new(),
-            next_chunk: 0,
         }
     }
 
-    /// Whether a chunk of the log begins at `seq`. Then [`begin_chunk`](Self::begin_chunk) must be
-    /// called before the request is applied.
+    /// Begins the batch at `at`, whose owners are `mask`, before its first request is applied. The
+    /// first frame that it may number is `frame`.
     #[inline]
-    pub(crate) fn is_chunk_start(&self, seq: Seq) -> bool {
-        seq == self.next_chunk
-    }
-
-    /// Begins a chunk of the log whose owners are `mask`. `frame` is the first frame number that it
-    /// may assign.
-    #[inline]
-    pub(crate) fn begin_chunk(&mut self, mask: u64, layout: &Layout, frame: u64) {
-        let at = self.next_chunk;
-        self.next_chunk += layout.tuning.request_chunk as u64;
+    pub(crate) fn begin_batch(&mut self, at: Seq, mask: u64, layout: &Layout, frame: u64) {
         if mask != self.current.owners.mask || !self.older.is_empty() {
             self.begin_epoch(at, mask, frame, layout.tuning.frame_chunk as u64);
         }
@@ -251,32 +239,32 @@ impl Epochs {
     }
 }
 
-/// The owners of each chunk of the log that can be open.
+/// The owners of each batch that can be open, by its first position.
 pub(crate) struct EpochOwners(Box<[AtomicU64]>);
 
 impl EpochOwners {
-    /// For `chunks` chunks, a power of two. Slots `0..replicas` own all of them.
-    pub(crate) fn new(chunks: usize, replicas: usize) -> Self {
+    /// For a log of `slots` slots, a power of two. Slots `0..replicas` own its first batches.
+    pub(crate) fn new(slots: usize, replicas: usize) -> Self {
         let mask = u64::MAX >> (64 - replicas);
-        EpochOwners((0..chunks).map(|_| AtomicU64::new(mask)).collect())
+        EpochOwners((0..slots).map(|_| AtomicU64::new(mask)).collect())
     }
 
-    /// Stores the owners of chunk `chunk` of the log for the workers that will apply it. Called by
-    /// the receive pump.
+    /// Stores the owners of the batch at `first` for the workers that will apply it. Called by the
+    /// receive pump.
     #[inline]
-    pub(crate) fn set(&self, chunk: u64, mask: u64) {
-        // ORDERING: Relaxed: the chunk's first request is published after this. All workers have
+    pub(crate) fn set(&self, first: Seq, mask: u64) {
+        // ORDERING: Relaxed: the batch's first request is published after this. All workers have
         // read the word's previous value, because all have released the slot of the log that this
         // request gets.
-        self.0[chunk as usize & (self.0.len() - 1)].store(mask, Ordering::Relaxed);
+        self.0[first as usize & (self.0.len() - 1)].store(mask, Ordering::Relaxed);
     }
 
-    /// The owners of chunk `chunk`. Its first request is published, and the caller has not applied
-    /// it yet.
+    /// The owners of the batch at `first`. Its first request is published, and the caller has not
+    /// applied it yet.
     #[inline]
-    pub(crate) fn get(&self, chunk: u64) -> u64 {
+    pub(crate) fn get(&self, first: Seq) -> u64 {
         // ORDERING: Relaxed, as in `set`.
-        self.0[chunk as usize & (self.0.len() - 1)].load(Ordering::Relaxed)
+        self.0[first as usize & (self.0.len() - 1)].load(Ordering::Relaxed)
     }
 }
 
@@ -286,17 +274,16 @@ mod tests {
 
     fn layout() -> Layout {
         let mut layout = Layout::default();
-        (layout.tuning.request_chunk, layout.tuning.frame_chunk) = (4, 8);
+        layout.tuning.frame_chunk = 8;
         layout
     }
 
-    /// Epochs of a log with these chunks. For each chunk: its owners, and how many frames were
-    /// numbered before it.
-    fn epochs(chunks: &[(u64, u64)]) -> Epochs {
+    /// Epochs of a log with these batches of 4 requests. For each batch: its owners, and how many
+    /// frames were numbered before it.
+    fn epochs(batches: &[(u64, u64)]) -> Epochs {
         let mut epochs = Epochs::new(2);
-        for (mask, frame) in chunks {
-            assert!(epochs.is_chunk_start(epochs.next_chunk));
-            epochs.begin_chunk(*mask, &layout(), *frame);
+        for (i, (mask, frame)) in batches.iter().enumerate() {
+            epochs.begin_batch(4 * i as Seq, *mask, &layout(), *frame);
         }
         epochs
     }
@@ -327,10 +314,10 @@ mod tests {
             0b111,
             "frames 9 to 15 are still to be numbered"
         );
-        epochs.begin_chunk(0b100, &layout(), 15);
+        epochs.begin_batch(8, 0b100, &layout(), 15);
         epochs.forget(12);
         assert_eq!(epochs.owners(), 0b111);
-        epochs.begin_chunk(0b100, &layout(), 16);
+        epochs.begin_batch(12, 0b100, &layout(), 16);
         epochs.forget(11);
         assert_eq!(epochs.owners(), 0b111);
         epochs.forget(12);

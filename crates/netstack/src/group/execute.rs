@@ -1,38 +1,23 @@
 //! How a worker performs effects.
 //!
-//! A worker begins a unit of work ([`Units`](dominoes::Units)) before it does a piece of it, does
-//! the pieces in ascending order, and releases the unit before its step ends. Requests have units
-//! by primary and chunk of the log, frames by chunks of their own numbers. This file does the
+//! A worker begins a batch ([`Batches`](dominoes::Batches)) before it performs one of its effects,
+//! performs them in ascending order, and releases the batch before its step ends. With frames it
+//! does the same by chunks of their own numbers ([`Units`](dominoes::Units)). This file does the
 //! worker's own share: its cursor passes a piece only when that piece is done, by this worker or by
-//! one that stole it. While another worker has begun the unit at the cursor, the cursor stands.
+//! one that stole it. While another worker has begun the work at the cursor, the cursor stands.
 //! Work behind it can be [stolen](super::steal) by any worker, this one included.
 
-use dominoes::{Attachments, Begun, Pin, Seq, UnitState};
+use dominoes::{Begun, BegunBatch, UnitState};
 
 use super::epochs::Epochs;
-use super::pending::{Applied, Cursor, PendingEffects, REQUEST_END, piece};
+use super::pending::{Applied, Cursor, PendingEffects, piece};
 use crate::group::{FaultHooks, ReplicatedShared};
 use crate::io::perform;
 use crate::io::perform::Template;
 use crate::io::world::{Wakes, World};
-use crate::io::{FrameRecycler, Run};
+use crate::io::{BatchRuns, FrameRecycler};
 use crate::log::effect::{Effect, SendDatagrams, Transmit};
 use crate::stats::EffectStats;
-
-/// The run at `seq`, from the chunk that `pin` holds. Pins that position's chunk if `pin` holds
-/// another one.
-#[inline]
-pub(crate) fn pinned<'a, 's>(
-    attachments: &'s Attachments<Run>,
-    pin: &'a mut Option<Pin<'s, Run>>,
-    seq: Seq,
-) -> Option<&'a Run> {
-    if pin.as_ref().is_none_or(|pin| !pin.range().contains(&seq)) {
-        *pin = None;
-        *pin = attachments.pin(seq);
-    }
-    pin.as_ref()?.get(seq)
-}
 
 /// Numbered frames that an effect asks for.
 pub(crate) trait NumberedFrames {
@@ -174,17 +159,10 @@ pub(crate) struct Executor<'a, T: FaultHooks> {
     pub(crate) held: HeldUnits<'a>,
 }
 
-/// The units that a worker has begun.
+/// The work that a worker has begun.
 pub(crate) struct HeldUnits<'a> {
-    /// The chunk whose frames are being read.
-    pin: Option<Pin<'a, Run>>,
-    /// Requests of one chunk and one primary. All of them before the cursor are done.
-    requests: Option<Begun<'a>>,
-    /// The chunk of these requests.
-    chunk: u64,
-    owner: usize,
-    /// Requests of that chunk that are done and not yet reported as done.
-    pub(crate) finished: u32,
+    /// The batch of the request at the cursor. Its effects before the cursor are done.
+    batch: Option<BegunBatch<'a, BatchRuns>>,
     /// Outgoing frames of one chunk and one row.
     frames: Option<Begun<'a>>,
     /// The chunk of these frames.
@@ -194,11 +172,7 @@ pub(crate) struct HeldUnits<'a> {
 
 impl HeldUnits<'_> {
     pub(crate) const NOTHING: Self = HeldUnits {
-        pin: None,
-        requests: None,
-        chunk: NONE,
-        owner: 0,
-        finished: 0,
+        batch: None,
         frames: None,
         frame_chunk: NONE,
         frame_row: 0,
@@ -214,13 +188,13 @@ impl<T: FaultHooks> Executor<'_, T> {
         let Some(applied) = pending.applied.get((seq - pending.first) as usize) else {
             return Step::End;
         };
-        let chunk = self.shared.request_chunk_of(seq);
+        let first = seq - u64::from(applied.index);
         let assigned = &self.shared.assignment;
-        let mine = assigned.is_mine(self.epochs, self.id, seq, chunk, applied.primary);
+        let mine = assigned.is_mine(self.epochs, self.id, first, applied.primary);
         if number == applied.effects {
-            if mine {
-                match self.claim_request(self.id, REQUEST_END) {
-                    Access::Do => self.held.finished += 1,
+            if mine && applied.left == 0 {
+                match self.claim_piece(applied, number) {
+                    Access::Do => self.finish_batch(),
                     Access::Pass => {}
                     Access::Stop => return Step::Blocked,
                 }
@@ -229,7 +203,7 @@ impl<T: FaultHooks> Executor<'_, T> {
                 *self.prepared_bytes = self.prepared_bytes.saturating_sub(applied.len as usize);
                 self.stats.requests += 1;
             }
-            self.next_request();
+            self.cursor.next_request();
             return Step::Passed;
         }
         let mut step = Step::Passed;
@@ -243,7 +217,7 @@ impl<T: FaultHooks> Executor<'_, T> {
                 Err(early) => return early,
             },
             effect if mine => {
-                match self.claim_request(self.id, number) {
+                match self.claim_piece(applied, number) {
                     Access::Do => self.execute(applied, effect),
                     Access::Pass => {}
                     Access::Stop => return Step::Blocked,
@@ -311,47 +285,36 @@ impl<T: FaultHooks> Executor<'_, T> {
         assigned.is_my_frame(self.epochs, self.id, chunk, has_payload)
     }
 
-    /// Moves the cursor to the next request. Releases the units when it leaves a chunk: a pin that
-    /// is kept would keep the chunk's frames from being recycled.
-    #[inline]
-    pub(crate) fn next_request(&mut self) {
-        let chunk = self.shared.request_chunk_of(self.cursor.seq);
-        self.cursor.next_request();
-        if self.shared.request_chunk_of(self.cursor.seq) != chunk {
-            self.release_requests();
-        }
-    }
-
-    /// Whether piece `number` of the cursor's request, whose primary is `owner`, is to be done now.
+    /// Whether effect `number` of the cursor's request is to be performed now; if `number` is the
+    /// number of effects, whether what is left of the request is.
     #[inline(always)]
-    pub(crate) fn claim_request(&mut self, owner: usize, number: u32) -> Access {
-        let seq = self.cursor.seq;
-        let piece = piece(seq, number);
-        if !self.has_begun_requests(owner)
-            && let Some(found) = self.begin_requests(owner, piece)
+    pub(crate) fn claim_piece(&mut self, applied: &Applied, number: u32) -> Access {
+        if !self.has_begun_batch(applied)
+            && let Some(found) = self.begin_batch(applied)
         {
             return found;
         }
-        match &self.held.requests {
-            Some(begun) if begun.has_done(piece) => Access::Pass,
+        match &self.held.batch {
+            Some(begun) if begun.has_done(piece(applied.index, number)) => Access::Pass,
             _ => Access::Do,
         }
     }
 
-    /// Whether this worker has begun the unit of the cursor's request.
+    /// Whether this worker has begun the batch of the cursor's request.
     #[inline(always)]
-    pub(crate) fn has_begun_requests(&self, owner: usize) -> bool {
-        self.held.chunk == self.shared.request_chunk_of(self.cursor.seq) && self.held.owner == owner
+    pub(crate) fn has_begun_batch(&self, applied: &Applied) -> bool {
+        let first = self.cursor.seq - u64::from(applied.index);
+        let begun = self.held.batch.as_ref();
+        begun.is_some_and(|begun| begun.first() == first)
     }
 
     #[inline(never)]
-    fn begin_requests(&mut self, owner: usize, piece: u64) -> Option<Access> {
-        self.release_requests();
-        match self.shared.requests[owner].begin(piece) {
+    fn begin_batch(&mut self, applied: &Applied) -> Option<Access> {
+        self.release_batch();
+        let first = self.cursor.seq - u64::from(applied.index);
+        match self.shared.published.begin(first) {
             Ok(begun) => {
-                self.held.requests = Some(begun);
-                self.held.chunk = self.shared.request_chunk_of(self.cursor.seq);
-                self.held.owner = owner;
+                self.held.batch = Some(begun);
                 None
             }
             Err(UnitState::Done) => Some(Access::Pass),
@@ -359,24 +322,20 @@ impl<T: FaultHooks> Executor<'_, T> {
         }
     }
 
-    /// Reports what was done of the unit of requests, and releases it. If all requests of the chunk
-    /// are done, recycles its frames.
-    pub(crate) fn release_requests(&mut self) {
-        let held = &mut self.held;
-        held.pin = None;
-        let chunk = core::mem::replace(&mut held.chunk, NONE);
-        let Some(mut begun) = held.requests.take() else {
-            return;
-        };
-        begun.done_before(piece(self.cursor.seq, self.cursor.number));
-        drop(begun);
-        let finished = core::mem::take(&mut held.finished);
-        if finished > 0 {
-            let attachments = &self.shared.attachments;
-            let first = chunk * attachments.chunk() as u64;
-            if attachments.done(first, finished) as usize == attachments.chunk() {
-                attachments.take_out(first, &mut |_, run| self.recycler.put(run));
-            }
+    /// Reports the batch that this worker has begun as done, and recycles its frames.
+    pub(crate) fn finish_batch(&mut self) {
+        if let Some(begun) = self.held.batch.take()
+            && let Some(runs) = begun.finish()
+        {
+            self.recycler.put_runs(runs);
+        }
+    }
+
+    /// Reports what was done of the batch that this worker has begun, and releases it.
+    pub(crate) fn release_batch(&mut self) {
+        if let Some(mut begun) = self.held.batch.take() {
+            let index = self.cursor.seq - begun.first();
+            begun.done_before(piece(index as u8, self.cursor.number));
         }
     }
 
@@ -442,7 +401,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         }
     }
 
-    /// Performs the cursor's effect, whose unit this worker has begun. The effect transmits
+    /// Performs the cursor's effect, whose batch this worker has begun. The effect transmits
     /// nothing.
     #[inline]
     pub(crate) fn execute(&mut self, applied: &Applied, effect: &Effect) {
@@ -451,9 +410,11 @@ impl<T: FaultHooks> Executor<'_, T> {
         if T::ACTIVE {
             self.hooks.before_performing(seq, effect);
         }
+        let begun = self.held.batch.as_ref();
+        let run = begun.and_then(|begun| begun.value().get(applied.index));
         match effect {
             Effect::Deliver(deliver) => {
-                match pinned(&shared.attachments, &mut self.held.pin, seq) {
+                match run {
                     Some(run) => perform::deliver(
                         &shared.world,
                         deliver,
@@ -466,7 +427,7 @@ impl<T: FaultHooks> Executor<'_, T> {
                 self.wakes.add(deliver.conn);
             }
             Effect::Queue(queue) => {
-                match pinned(&shared.attachments, &mut self.held.pin, seq) {
+                match run {
                     Some(run) => perform::queue(&shared.world, queue, run.frames(), self.stats),
                     None => self.stats.diverged += 1,
                 }
@@ -482,7 +443,7 @@ impl<T: FaultHooks> Executor<'_, T> {
 
 impl<T: FaultHooks> Drop for Executor<'_, T> {
     fn drop(&mut self) {
-        self.release_requests();
+        self.release_batch();
         self.release_frames();
     }
 }

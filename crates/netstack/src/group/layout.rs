@@ -56,9 +56,9 @@ pub struct Layout {
 /// let _stack = Stack::builder("10.0.0.1/24").replicas(2).tuning(tuning).start(device)?;
 ///
 /// let (device, _peer) = memory::pair(MemoryConfig::default());
-/// let wrong = Stack::builder("10.0.0.1/24").replicas(2).tuning(tuning.request_chunk(3));
+/// let wrong = Stack::builder("10.0.0.1/24").replicas(2).tuning(tuning.frame_chunk(3));
 /// let error = wrong.start(device).unwrap_err().to_string();
-/// assert!(error.ends_with("set it to a power of two, at most half the log"), "{error}");
+/// assert!(error.ends_with("set it to a power of two"), "{error}");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,15 +67,12 @@ pub struct GroupTuning {
     /// Requests that the log holds, a power of two, at least 16. A longer log lets replicas lag
     /// farther behind each other, and takes more cache. Default 512.
     pub log: usize,
-    /// Consecutive requests that one worker prepares and performs, a power of two, at most half the
-    /// log. Default 4.
-    pub request_chunk: usize,
     /// Consecutive outgoing frames that one worker builds, a power of two. Default 32.
     pub frame_chunk: usize,
     /// Payload, in bytes, that a worker may prepare before it performs it. It should fit in part of
     /// the L2 cache. Any value. Default 256 KiB.
     pub ahead_bytes: usize,
-    /// A chunk is late, and others may steal its work, once they have applied this many requests
+    /// A batch is late, and others may steal its work, once they have applied this many requests
     /// after it. Any value. Default 256.
     pub steal_after: usize,
     /// Pending work is late, and others may steal it, once the oldest pending request has not
@@ -117,7 +114,6 @@ impl Default for GroupTuning {
     fn default() -> Self {
         GroupTuning {
             log: 512,
-            request_chunk: 4,
             frame_chunk: 32,
             ahead_bytes: 256 << 10,
             steal_after: 256,
@@ -186,7 +182,6 @@ impl GroupTuning {
 
     setters! {
         log: usize;
-        request_chunk: usize;
         frame_chunk: usize;
         ahead_bytes: usize;
         steal_after: usize;
@@ -209,13 +204,6 @@ impl GroupTuning {
     fn check(&self) -> Result<(), ConfigError> {
         if !self.log.is_power_of_two() || self.log < 16 {
             return fail("Tuning::log", self.log, "a power of two, at least 16");
-        }
-        if !self.request_chunk.is_power_of_two() || self.request_chunk > self.log / 2 {
-            return fail(
-                "Tuning::request_chunk",
-                self.request_chunk,
-                "a power of two, at most half the log",
-            );
         }
         if !self.frame_chunk.is_power_of_two() {
             return fail("Tuning::frame_chunk", self.frame_chunk, "a power of two");

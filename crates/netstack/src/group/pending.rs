@@ -11,15 +11,14 @@ use crate::log::effect::{Effect, EffectSink};
 use crate::log::request::Request;
 
 /// Bits of a piece's number that count effects within their request; the other bits count requests.
-pub(crate) const EFFECT_BITS: u32 = 22;
-/// The number of the piece behind a request's effects: when it is done, the request is done.
-pub(crate) const REQUEST_END: u32 = (1 << EFFECT_BITS) - 1;
+const EFFECT_BITS: u32 = 22;
+const _: () = assert!(256 << EFFECT_BITS <= dominoes::Batches::<()>::MAX_PIECES);
 
-/// The number of effect `effect` of the request at `seq`, as [`Units`](dominoes::Units) count
-/// pieces. Requests are counted modulo 2^41.
+/// A place in a batch, as [`Batches`](dominoes::Batches) number pieces of work: effect `effect` of
+/// request `index`.
 #[inline]
-pub(crate) const fn piece(seq: Seq, effect: u32) -> u64 {
-    (seq << EFFECT_BITS | effect as u64) & (u64::MAX >> 1)
+pub(crate) const fn piece(index: u8, effect: u32) -> u64 {
+    (index as u64) << EFFECT_BITS | effect as u64
 }
 
 /// A pending request: how many effects it has, and where its payload lies.
@@ -31,6 +30,9 @@ pub(crate) struct Applied {
     pub(crate) payload_offset: u16,
     /// The primary that the receive pump chose.
     pub(crate) primary: u8,
+    /// Requests before and behind it in its batch.
+    pub(crate) index: u8,
+    pub(crate) left: u8,
     /// Whether its payload is already stored in the receive ring, at the place that the pump
     /// reserved.
     pub(crate) is_stored: bool,
@@ -84,6 +86,8 @@ impl PendingEffects {
             seg_len,
             payload_offset: payload_offset as u16,
             primary: request.digest.primary,
+            index: request.digest.index,
+            left: request.digest.left,
             is_stored,
         });
     }

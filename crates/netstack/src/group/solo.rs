@@ -6,9 +6,6 @@
 //! old position. The request to join is visible before any snapshot is taken, so the joiner gets a
 //! state and a position, but no pending effects.
 //!
-//! The frames of the log's last chunk are recycled only when the chunk is full. So before the
-//! worker enters solo mode, it fills the chunk with requests that change nothing.
-//!
 //! A parked replica has no state, so during solo mode there is only one copy. A solo worker
 //! executes within 1 % of the instructions of `single`; with the log it executes 1.1 to 2 times as
 //! many (most for small requests).
@@ -16,7 +13,7 @@
 use super::worker::ReplicatedWorker;
 use crate::drive::Worker as _;
 use crate::group::FaultHooks;
-use crate::io::rx::Log;
+use crate::io::rx::Log as _;
 use crate::time::Instant;
 
 /// Consecutive turns in which the worker receives no frames, so that the log can drain.
@@ -51,7 +48,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             _ => 0,
         };
         let is_drained = self.lag() == 0 && !self.shared.batches.is_any_waiting();
-        if is_drained && !self.has_pending_effects() && self.fill_up_log(now) {
+        if is_drained && !self.has_pending_effects() {
             self.log_mode = LogMode::Solo;
             self.direct.begin(self.replica.position());
             return self.pump_solo(now);
@@ -74,21 +71,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         if core::mem::replace(&mut self.log_mode, LogMode::Logged) == LogMode::Solo {
             self.direct.reclaim(&mut |run| self.recycler.put(run));
         }
-    }
-
-    /// Fills the log's last chunk, so that all of its frames can be recycled. Returns whether it
-    /// was full already.
-    fn fill_up_log(&mut self, now: Instant) -> bool {
-        let Some(mut side) = self.shared.rx.try_take() else {
-            return false;
-        };
-        let (pump, mut log) = side.parts(&self.shared, self.id);
-        log.reclaim(&mut |run| self.recycler.put(run));
-        let is_full = log.gap() == 0;
-        if !is_full {
-            pump.pad_chunk(now, &mut log);
-        }
-        is_full
     }
 
     fn pump_solo(&mut self, now: Instant) -> usize {

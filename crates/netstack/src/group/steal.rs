@@ -23,9 +23,8 @@
 //! - Between two steps: they take the work that it has not begun, once `GroupTuning::steal_after`
 //!   later positions were applied or it was the first of all pending work for
 //!   `GroupTuning::patience`; from then on at once, until it reports progress.
-//! - In the middle of an effect or a frame: they wait for the rest of that unit
-//!   (`GroupTuning::request_chunk` requests or `GroupTuning::frame_chunk` frames), and take its
-//!   other work.
+//! - In the middle of an effect or a frame: they wait for the rest of that batch, or of that chunk
+//!   of `GroupTuning::frame_chunk` frames, and take its other work.
 //! - In a pump: they do other work; input or output waits for its time slice.
 //! - Anywhere, and it unwound or ended: they take its share at once. Its guards release what it
 //!   held.
@@ -47,7 +46,7 @@ use dominoes::{Seq, UnitState};
 use super::assign::{Owner, WorkAssignment};
 use super::epochs::Epochs;
 use super::execute::{Access, Executor, NumberedFrames};
-use super::pending::{PendingEffects, REQUEST_END, piece};
+use super::pending::{Applied, PendingEffects, piece};
 use crate::group::{FaultHooks, Layout, ReplicatedShared};
 use crate::log::effect::Effect;
 use crate::time::Instant;
@@ -95,7 +94,7 @@ impl Stragglers {
                 || self.any
                 || self.blocked
                 || self.now >= self.next_check
-                || pending > layout.tuning.steal_after + layout.tuning.request_chunk)
+                || pending > layout.tuning.steal_after)
     }
 
     /// Checks which workers are late. Returns whether there may be work to steal.
@@ -120,7 +119,9 @@ impl Stragglers {
             }
         }
         self.any = replicas(epochs.owners()).any(|id| self.is_straggler(shared, id));
-        self.any || self.blocked || self.is_late(shared, pending, pending.first)
+        self.any
+            || self.blocked
+            || self.is_late(shared, pending, &pending.applied[0], pending.first)
     }
 
     fn is_straggler(&self, shared: &ReplicatedShared, owner: usize) -> bool {
@@ -130,11 +131,15 @@ impl Stragglers {
     }
 
     /// Whether the remaining work of the request at `seq` is late.
-    fn is_late(&self, shared: &ReplicatedShared, pending: &PendingEffects, seq: Seq) -> bool {
-        let layout = &shared.layout;
-        let chunk = layout.tuning.request_chunk as u64;
-        let chunk_end = (seq / chunk + 1) * chunk;
-        self.overdue || pending.end() >= chunk_end + layout.tuning.steal_after as u64
+    fn is_late(
+        &self,
+        shared: &ReplicatedShared,
+        pending: &PendingEffects,
+        applied: &Applied,
+        seq: Seq,
+    ) -> bool {
+        let batch_end = seq + u64::from(applied.left) + 1;
+        self.overdue || pending.end() >= batch_end + shared.layout.tuning.steal_after as u64
     }
 
     /// Whether worker `me` may take work of the request at `seq` that `owner` has not begun. If it
@@ -150,7 +155,8 @@ impl Stragglers {
         if owner == me || self.is_straggler(shared, owner) {
             return true;
         }
-        let late = self.is_late(shared, pending, seq);
+        let applied = &pending.applied[(seq - pending.first) as usize];
+        let late = self.is_late(shared, pending, applied, seq);
         if late {
             // ORDERING: Relaxed, as in `is_straggler`.
             let reported = shared.performed[owner].load(Ordering::Relaxed);
@@ -164,8 +170,8 @@ impl Stragglers {
 /// The work that a scan has skipped.
 #[derive(Default)]
 struct Skipped {
-    /// A bit for each primary whose unit of the current chunk is skipped.
-    owners: u64,
+    /// Whether what is left of the current batch is skipped.
+    batch: bool,
     /// For each row, the scan skips frames below this one.
     frames_below: [u64; WorkAssignment::FRAME_ROWS],
     /// The scan has skipped something that is not done.
@@ -197,16 +203,15 @@ impl<T: FaultHooks> Executor<'_, T> {
         {
             let number = self.cursor.number;
             if number == applied.effects {
-                match self.steal_request(stragglers, &mut skipped, applied.primary, REQUEST_END) {
-                    Access::Do => self.held.finished += 1,
-                    Access::Pass => {}
-                    Access::Stop => skipped.any = true,
+                if applied.left == 0 {
+                    match self.steal_piece(stragglers, &mut skipped, applied, number) {
+                        Access::Do => self.finish_batch(),
+                        Access::Pass => {}
+                        Access::Stop => skipped.any = true,
+                    }
+                    skipped.batch = false;
                 }
-                self.next_request();
-                let chunk = self.shared.layout.tuning.request_chunk as u64;
-                if self.cursor.seq.is_multiple_of(chunk) {
-                    skipped.owners = 0;
-                }
+                self.cursor.next_request();
                 if !skipped.any {
                     scan.all_done = self.cursor.seq;
                 }
@@ -230,51 +235,47 @@ impl<T: FaultHooks> Executor<'_, T> {
                         break;
                     }
                 }
-                effect => {
-                    match self.steal_request(stragglers, &mut skipped, applied.primary, number) {
-                        Access::Do => {
-                            self.execute(applied, effect);
-                            scan.done += 1;
-                            self.stats.stolen += u64::from(!self.is_own(applied.primary));
-                        }
-                        Access::Pass => {}
-                        Access::Stop => skipped.any = true,
+                effect => match self.steal_piece(stragglers, &mut skipped, applied, number) {
+                    Access::Do => {
+                        self.execute(applied, effect);
+                        scan.done += 1;
+                        self.stats.stolen += u64::from(!self.is_own(applied));
                     }
-                }
+                    Access::Pass => {}
+                    Access::Stop => skipped.any = true,
+                },
             }
             self.cursor.next_effect();
         }
         scan
     }
 
-    /// Whether to do piece `number` of the cursor's request now.
-    fn steal_request(
+    /// As [`claim_piece`](Self::claim_piece), for a batch that is perhaps another worker's.
+    fn steal_piece(
         &mut self,
         stragglers: &mut Stragglers,
         skipped: &mut Skipped,
-        primary: u8,
+        applied: &Applied,
         number: u32,
     ) -> Access {
         let shared = self.shared;
         let seq = self.cursor.seq;
-        let owner = match self.owner(primary) {
+        let owner = match self.owner(applied) {
             Owner::Worker(owner) => owner,
             Owner::Done => return Access::Pass,
             Owner::Unassigned => {
-                skipped.owners = u64::MAX;
+                skipped.batch = true;
                 return Access::Stop;
             }
         };
-        if shared.has_reported(owner, seq) {
-            return Access::Pass;
-        }
-        if skipped.owners & 1 << owner != 0 {
+        if skipped.batch {
             return Access::Stop;
         }
-        let found = if self.has_begun_requests(owner) {
-            self.claim_request(owner, number)
+        let found = if self.has_begun_batch(applied) {
+            self.claim_piece(applied, number)
         } else {
-            match shared.requests[owner].state(piece(seq, number)) {
+            let first = seq - u64::from(applied.index);
+            match shared.published.state(first, piece(applied.index, number)) {
                 UnitState::Done => return Access::Pass,
                 UnitState::Begun => Access::Stop,
                 UnitState::Free
@@ -283,12 +284,10 @@ impl<T: FaultHooks> Executor<'_, T> {
                     Access::Stop
                 }
                 UnitState::Free if T::ACTIVE && self.hooks.steals_unclaimed(seq) => Access::Do,
-                UnitState::Free => self.claim_request(owner, number),
+                UnitState::Free => self.claim_piece(applied, number),
             }
         };
-        if found == Access::Stop {
-            skipped.owners |= 1 << owner;
-        }
+        skipped.batch |= found == Access::Stop;
         found
     }
 
@@ -307,18 +306,16 @@ impl<T: FaultHooks> Executor<'_, T> {
         built
     }
 
-    /// Whether this worker is primary of the cursor's request. `primary` is the primary by the
-    /// pump.
-    fn is_own(&self, primary: u8) -> bool {
-        self.owner(primary) == Owner::Worker(self.id)
+    /// Whether this worker is primary of the cursor's request.
+    fn is_own(&self, applied: &Applied) -> bool {
+        self.owner(applied) == Owner::Worker(self.id)
     }
 
-    fn owner(&self, primary: u8) -> Owner {
-        let (shared, seq) = (self.shared, self.cursor.seq);
-        let chunk = shared.request_chunk_of(seq);
+    fn owner(&self, applied: &Applied) -> Owner {
+        let (shared, first) = (self.shared, self.cursor.seq - u64::from(applied.index));
         shared
             .assignment
-            .owner(self.epochs, &shared.membership, seq, chunk, primary)
+            .owner(self.epochs, &shared.membership, first, applied.primary)
     }
 
     /// Builds the cursor's frame if that is due now, and moves the cursor past the frame, or
@@ -403,7 +400,7 @@ mod tests {
 
     #[test]
     fn others_are_checked_if_something_is_pending_and_there_is_time_or_need() {
-        let tuning = GroupTuning::default().steal_after(100).request_chunk(8);
+        let tuning = GroupTuning::default().steal_after(100);
         let layout = Layout::default().tuning(tuning);
         let quiet = || {
             let mut stragglers = Stragglers::new(2);
@@ -414,8 +411,8 @@ mod tests {
         for (pending, idle, is) in [(0, true, false), (1, true, true), (1, false, false)] {
             assert_eq!(quiet().is_due(pending, idle, &layout), is);
         }
-        assert!(!quiet().is_due(108, false, &layout));
-        assert!(quiet().is_due(109, false, &layout));
+        assert!(!quiet().is_due(100, false, &layout));
+        assert!(quiet().is_due(101, false, &layout));
         let reasons: [fn(&mut Stragglers); 3] = [
             |stragglers| stragglers.any = true,
             |stragglers| stragglers.blocked = true,

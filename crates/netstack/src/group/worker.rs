@@ -26,20 +26,20 @@ use std::panic::{catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use dominoes::group::WorkerState;
-use dominoes::{Seq, Spin, Subscription};
+use dominoes::{ReadBatch, Seq, Spin, Subscription};
 
 use super::batches::{Intake, Publishing};
 use super::epochs::Epochs;
-use super::execute::{Executor, HeldUnits, Step, pinned};
+use super::execute::{Executor, HeldUnits, Step};
 use super::pending::{Cursor, PendingEffects};
 use super::slots::Snapshot;
 use super::solo::LogMode;
 use super::steal::{STEAL_BATCH, Scan, Stragglers};
 use crate::group::{FaultHooks, ReplicatedShared, STORED};
-use crate::io::FrameRecycler;
 use crate::io::direct::DirectLog;
 use crate::io::perform::Template;
 use crate::io::world::Wakes;
+use crate::io::{BatchRuns, FrameRecycler};
 use crate::log::effect::Effect;
 use crate::log::request::Request;
 use crate::state::apply::ReplicaState;
@@ -101,9 +101,6 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     /// The time of its latest look at the device if that look found no frame, else
     /// [`Instant::NEVER`].
     pub(crate) device_empty_at: Instant,
-    /// Whether, at that look, the device may have been out of memory to receive into, because the
-    /// stack held many of its frames.
-    pub(crate) holds_many: bool,
     /// Headers of the frames built last, for the next ones that have the same.
     pub(crate) template: Template,
     /// Faults of a test. `T::ACTIVE`: the worker has fault hooks.
@@ -156,7 +153,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             recycler: FrameRecycler::default(),
             intake: Intake::new(),
             device_empty_at: Instant::NEVER,
-            holds_many: false,
             hooks,
             in_hooks: false,
             template: Template::default(),
@@ -227,7 +223,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             shared,
             intake: &mut self.intake,
             is_device_empty: self.device_empty_at == now,
-            holds_many: self.holds_many,
         };
         let deadline = self.replica.next_deadline();
         let done = pump.turn(now, deadline, &mut batches, &mut log);
@@ -269,14 +264,14 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             replica,
             prepared,
             prepared_bytes,
+            recycler,
             stats,
             hooks,
             ..
         } = self;
         let end = log.end();
         let mut done = 0;
-        // A pin protects the frames of a whole chunk of the log: one is taken for each chunk.
-        let mut pin = None;
+        let mut reading: Option<ReadBatch<'_, BatchRuns>> = None;
         *prepared = (*prepared).max(replica.position());
         while *prepared < end && *prepared_bytes < shared.layout.tuning.ahead_bytes {
             let seq = *prepared;
@@ -288,9 +283,16 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
                 continue;
             }
             *prepared_bytes += request.digest.len as usize;
-            if shared.verdicts.get(seq).is_none()
-                && let Some(run) = pinned(&shared.attachments, &mut pin, seq)
-            {
+            if shared.verdicts.get(seq).is_some() {
+                continue;
+            }
+            let first = seq - u64::from(request.digest.index);
+            if reading.as_ref().is_none_or(|batch| batch.first() != first) {
+                recycler.put_read(reading.take());
+                reading = shared.published.read(first);
+            }
+            let runs = reading.as_ref().map(ReadBatch::value);
+            if let Some(run) = runs.and_then(|runs| runs.get(request.digest.index)) {
                 done += usize::from(shared.prepare(seq, request, run, stats, || {
                     if T::ACTIVE {
                         hooks.before_preparing(seq);
@@ -298,6 +300,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
                 }));
             }
         }
+        recycler.put_read(reading);
         done
     }
 
@@ -317,17 +320,19 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let Some(request) = self.log.get(seq) else {
             return false;
         };
-        let Some(pin) = self.shared.attachments.pin(seq) else {
+        let index = request.digest.index;
+        let Some(reading) = self.shared.published.read(seq - u64::from(index)) else {
             return false;
         };
-        let Some(run) = pin.get(seq) else {
-            return false;
-        };
-        self.shared.prepare(seq, request, run, &mut self.stats, || {
-            if T::ACTIVE {
-                self.hooks.before_preparing(seq);
-            }
-        })
+        let done = reading.value().get(index).is_some_and(|run| {
+            self.shared.prepare(seq, request, run, &mut self.stats, || {
+                if T::ACTIVE {
+                    self.hooks.before_preparing(seq);
+                }
+            })
+        });
+        self.recycler.put_read(Some(reading));
+        done
     }
 
     /// Applies at most `most` requests. A panic of a connection ends that connection (see
@@ -405,11 +410,11 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             request = &changed;
         }
         let Some(verdict) = verdict else { return false };
-        if self.epochs.is_chunk_start(seq) {
-            let chunk = self.shared.request_chunk_of(seq);
-            let mask = self.shared.epoch_owners.get(chunk);
+        if request.digest.index == 0 {
+            let mask = self.shared.epoch_owners.get(seq);
             let frame = self.replica.frames().next;
-            self.epochs.begin_chunk(mask, &self.shared.layout, frame);
+            self.epochs
+                .begin_batch(seq, mask, &self.shared.layout, frame);
         }
         self.replica
             .apply_in_batch(request, verdict, &mut self.pending);

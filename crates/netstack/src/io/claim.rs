@@ -19,20 +19,15 @@ pub(crate) const DEVICE_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 pub(crate) struct Claimer {
     world: Arc<World>,
     rx: Box<dyn DeviceRx>,
-    /// Frames that the device has not got back, and the number from which on that counts as many.
-    held: usize,
-    pub(crate) held_many: usize,
     /// A batch that waits for room in the log, after commands that came before it.
     pub(crate) unpublished: Option<Batch>,
 }
 
 impl Claimer {
-    pub(crate) fn new(world: Arc<World>, rx: Box<dyn DeviceRx>, held_many: usize) -> Self {
+    pub(crate) fn new(world: Arc<World>, rx: Box<dyn DeviceRx>) -> Self {
         Claimer {
             world,
             rx,
-            held: 0,
-            held_many,
             unpublished: None,
         }
     }
@@ -47,12 +42,10 @@ impl Claimer {
                 0
             }
         };
-        let claimed = match self.world.has_detours() {
+        match self.world.has_detours() {
             true => self.unless_down(claimed, batch),
             false => claimed,
-        };
-        self.held += claimed;
-        claimed
+        }
     }
 
     /// Gives the last `claimed` frames of `batch` back if an application has set the link down.
@@ -65,11 +58,6 @@ impl Claimer {
         let mut dropped = batch.split_off(batch.len() - claimed);
         self.rx.release(&mut dropped);
         0
-    }
-
-    /// Whether so many frames are held that the device may have none left.
-    pub(crate) fn holds_many(&self) -> bool {
-        self.held >= self.held_many
     }
 
     /// Returns frames that are no longer needed to the device: those of `recycler`, and those that
@@ -88,8 +76,6 @@ impl Claimer {
 
     /// Returns frames to the device.
     pub(crate) fn put_back(&mut self, frames: &mut Vec<Frame>) {
-        // Some frames, such as reassembled datagrams, did not come from the device.
-        self.held = self.held.saturating_sub(frames.len());
         checked::release(&mut *self.rx, frames);
     }
 

@@ -8,6 +8,7 @@
 use core::num::NonZeroU64;
 use std::sync::Arc;
 
+use dominoes::ReadBatch;
 use dominoes_drivers::Frame;
 
 use crate::log::request::MAX_RUN;
@@ -15,9 +16,6 @@ use crate::seqnum::SeqNum;
 
 /// Frames that were claimed from the device at once.
 pub(crate) type Batch = Arc<Vec<Frame>>;
-
-/// Most frames of a batch: [`Indices`] are bytes.
-pub(crate) const MAX_BATCH: usize = 1 << 8;
 
 /// Most frames of a request.
 const MOST: usize = MAX_RUN;
@@ -123,6 +121,26 @@ impl Run {
     }
 }
 
+/// The frames of the requests that are published together.
+#[derive(Debug)]
+pub(crate) enum BatchRuns {
+    /// Of a request by itself.
+    One(Run),
+    /// Of the runs of a batch that was parsed.
+    Parsed(Vec<Run>),
+}
+
+impl BatchRuns {
+    /// The frames of the request at `index`.
+    #[inline(always)]
+    pub(crate) fn get(&self, index: u8) -> Option<&Run> {
+        match self {
+            BatchRuns::One(run) => (index == 0).then_some(run),
+            BatchRuns::Parsed(runs) => runs.get(usize::from(index)),
+        }
+    }
+}
+
 /// The frames of a request, in their batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frames<'a> {
@@ -181,6 +199,7 @@ pub(crate) struct FrameRecycler {
     pub(crate) frames: Vec<Frame>,
     /// Empty, for the next batches.
     spare: Vec<Vec<Frame>>,
+    spare_runs: Vec<Vec<Run>>,
 }
 
 /// Most empty vectors that a recycler keeps: more than a worker has batches.
@@ -207,6 +226,38 @@ impl FrameRecycler {
             }
             self.put_spare(frames);
         }
+    }
+
+    /// Ends reading the frames of a batch, and takes them if the batch is done.
+    #[inline]
+    pub(crate) fn put_read(&mut self, reading: Option<ReadBatch<'_, BatchRuns>>) {
+        if let Some(runs) = reading.and_then(ReadBatch::release) {
+            self.put_runs(runs);
+        }
+    }
+
+    /// As [`put`](Self::put), for all requests that were published together.
+    pub(crate) fn put_runs(&mut self, runs: BatchRuns) {
+        match runs {
+            BatchRuns::One(run) => self.put(run),
+            BatchRuns::Parsed(mut runs) => {
+                runs.drain(..).for_each(|run| self.put(run));
+                self.put_spare_runs(runs);
+            }
+        }
+    }
+
+    /// Takes back an empty vector for the runs of a batch.
+    pub(crate) fn put_spare_runs(&mut self, runs: Vec<Run>) {
+        if self.spare_runs.len() < MAX_SPARE && runs.capacity() > 0 {
+            self.spare_runs.push(runs);
+        }
+    }
+
+    /// An empty vector, for the runs of a batch.
+    #[inline]
+    pub(crate) fn spare_runs(&mut self) -> Vec<Run> {
+        self.spare_runs.pop().unwrap_or_default()
     }
 
     /// Takes back a vector that did not become a batch.

@@ -65,13 +65,6 @@ pub(crate) trait Log {
     /// Publishes a request with its frames, and with its verdict if that is known already. Requires
     /// room.
     fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run);
-    /// How many further requests complete the last chunk, so that the frames of all published
-    /// requests can be returned.
-    fn gap(&self) -> usize {
-        0
-    }
-    /// The worker that parsed the batch of the following requests, if any.
-    fn set_parser(&mut self, _: Option<u8>) {}
     /// Passes the runs that are no longer needed to `each`.
     fn reclaim(&mut self, each: &mut dyn FnMut(Run));
     /// How many requests have been published.
@@ -80,13 +73,11 @@ pub(crate) trait Log {
     fn performed(&self) -> u64;
 }
 
-/// The batches that a receive pump publishes.
-pub(crate) trait Batches {
+/// The batches that a receive pump publishes to a log `L`.
+pub(crate) trait Batches<L> {
     /// Publishes the requests of batches while the log has room. Returns how much was done, and
     /// whether the device has no more frames.
-    fn publish(&mut self, pump: &mut RxPump, now: Instant, log: &mut impl Log) -> (usize, bool);
-    /// Whether the stack holds enough frames to leave the device without free buffers.
-    fn hold_many(&self) -> bool;
+    fn publish(&mut self, pump: &mut RxPump, now: Instant, log: &mut L) -> (usize, bool);
 }
 
 /// The receive pump.
@@ -225,12 +216,12 @@ impl RxPump {
     /// One turn: handles the queues of applications and the frames of `batches`; publishes time or
     /// credit if no other request carried them. `deadline` is the next deadline of the state.
     /// Returns how much was done.
-    pub(crate) fn turn(
+    pub(crate) fn turn<L: Log>(
         &mut self,
         now: Instant,
         deadline: Instant,
-        batches: &mut impl Batches,
-        log: &mut impl Log,
+        batches: &mut impl Batches<L>,
+        log: &mut L,
     ) -> usize {
         log.reclaim(&mut |run| self.recycler.put(run));
         if !self.configured {
@@ -261,26 +252,8 @@ impl RxPump {
         done += frames;
         if device_empty && done == 0 {
             done += self.tick(now, deadline, log);
-            if done == 0 && batches.hold_many() {
-                done += self.pad_chunk(now, log);
-            }
         }
         done
-    }
-
-    /// Fills the last chunk of the log with empty requests, so that its frames can be returned.
-    /// Needed when no frames arrive, perhaps because the device has no free buffers.
-    #[cold]
-    pub(crate) fn pad_chunk(&mut self, now: Instant, log: &mut impl Log) -> usize {
-        let gap = log.gap();
-        if log.room() < gap {
-            return 0;
-        }
-        let tick = Request::tick(now, self.sample_sent());
-        for _ in 0..gap {
-            self.publish(&tick, None, Run::default(), log);
-        }
-        gap
     }
 
     /// Whether `deadline` is due and no published request carries its time. If one does, this
@@ -442,12 +415,12 @@ impl RxPump {
     /// would carry the time, publishes the time separately.
     #[cold]
     #[inline(never)]
-    fn late_frames(
+    fn late_frames<L: Log>(
         &mut self,
         now: Instant,
         deadline: Instant,
-        batches: &mut impl Batches,
-        log: &mut impl Log,
+        batches: &mut impl Batches<L>,
+        log: &mut L,
     ) -> (usize, bool) {
         let (frames, device_empty) = batches.publish(self, now, log);
         if self.published.late.0 != self.stats.requests {
@@ -585,17 +558,34 @@ impl RxPump {
         self.publish_command(now, body, log);
     }
 
-    /// Publishes a run of segments of `flow`. `hint` caches the connection of the flow, with the
-    /// version of the table at the look-up.
+    /// Publishes a run of segments as a batch of its own; its parameters are those of
+    /// [`sample_run`](Self::sample_run).
     #[inline]
     pub(crate) fn publish_run(
         &mut self,
         now: Instant,
         request: &mut Request,
-        (flow, hint): (Flow, &mut Option<(u64, ConnId)>),
+        about: (Flow, &mut Option<(u64, ConnId)>),
         (mut run, verdict): (Run, Option<Verdict>),
         log: &mut impl Log,
     ) {
+        match self.sample_run(now, request, about, (&mut run, verdict)) {
+            true => log.publish(request, verdict, run),
+            false => self.recycler.put(run),
+        }
+    }
+
+    /// Adds what the pump samples to a run of segments of `flow`, which is published next. Returns
+    /// false if it must not be published. `hint` is the connection of the flow, with the version of
+    /// the table that it was looked up in.
+    #[inline]
+    pub(crate) fn sample_run(
+        &mut self,
+        now: Instant,
+        request: &mut Request,
+        (flow, hint): (Flow, &mut Option<(u64, ConnId)>),
+        (run, verdict): (&mut Run, Option<Verdict>),
+    ) -> bool {
         self.stats.runs += 1;
         let conn = match *hint {
             Some((version, conn)) if version == self.connections.hints_version => conn,
@@ -614,11 +604,11 @@ impl RxPump {
                     false => &mut self.stats.not_ours,
                 };
                 *count += u64::from(request.digest.count);
-                return self.recycler.put(run);
+                return false;
             }
             let about = (&*request, flow);
-            let Some(hop) = self.hop_of_answer(now, about, (&run, verdict)) else {
-                return self.recycler.put(run);
+            let Some(hop) = self.hop_of_answer(now, about, (run, verdict)) else {
+                return false;
             };
             if let Body::Segments { mac, .. } = &mut request.body {
                 *mac = hop;
@@ -630,13 +620,13 @@ impl RxPump {
         let digest = &mut request.digest;
         (digest.now, digest.sent, digest.hint) = (now, sent, conn);
         self.received += u64::from(digest.len);
-        sample_cursors(&self.world, digest, ahead, &mut run);
+        sample_cursors(&self.world, digest, ahead, run);
         self.stats.requests += 1;
         self.published.time = now;
         if self.recording.recorder.is_some() {
-            self.record(request, verdict, &run);
+            self.record(request, verdict, run);
         }
-        log.publish(request, verdict, run);
+        true
     }
 
     /// The next time at which this pump has something to do without input.

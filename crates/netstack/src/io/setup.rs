@@ -359,8 +359,7 @@ impl Setup {
         world.salt = self.salt;
         world.filter = filter;
         let world = Arc::new(world);
-        let held_many = caps.rx_held_max.max(1).div_ceil(2);
-        let claimer = Claimer::new(Arc::clone(&world), rx, held_many);
+        let claimer = Claimer::new(Arc::clone(&world), rx);
         let mut rx = RxPump::new(
             Arc::clone(&world),
             site,

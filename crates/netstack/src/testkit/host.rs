@@ -289,7 +289,6 @@ impl Host {
                     primaries: Primaries::ALL[rng.below(Primaries::ALL.len() as u64) as usize],
                     tuning: GroupTuning {
                         log: 64 << rng.below(3),
-                        request_chunk: 1 << rng.below(5),
                         frame_chunk: 1 << rng.below(6),
                         ahead_bytes: 1 << (10 + rng.below(8)),
                         steal_after: rng.below(64) as usize,

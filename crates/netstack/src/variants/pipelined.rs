@@ -326,10 +326,7 @@ impl Pipeline {
         }
         let worlds: Vec<_> = protocols.iter().map(|p| Arc::clone(&p.world)).collect();
         let interface = Interface::new(
-            (
-                Claimer::new(Arc::clone(&worlds[0]), rx, usize::MAX),
-                returned,
-            ),
+            (Claimer::new(Arc::clone(&worlds[0]), rx), returned),
             (to_data, last_look),
             transmit,
             layout.frames,

@@ -161,6 +161,11 @@ pub struct Digest {
     /// The worker that the pump chose to perform the effects. Nothing that `apply` does depends
     /// on it.
     pub primary: u8,
+    /// Requests before this one in its batch: 0 for the first. Nothing that `apply` does depends
+    /// on it, nor on `left`.
+    pub index: u8,
+    /// Requests behind this one in its batch: 0 for the last.
+    pub left: u8,
 }
 
 const _: () = assert!(size_of::<Digest>() == 64 && size_of::<Request>() == 192);
@@ -203,6 +208,8 @@ impl Digest {
             kind,
             bits: 0,
             primary: 0,
+            index: 0,
+            left: 0,
         }
     }
 

@@ -14,8 +14,8 @@ struct Claiming<'a> {
     claimer: &'a mut Claimer,
 }
 
-impl Batches for Claiming<'_> {
-    fn publish(&mut self, pump: &mut RxPump, now: Instant, log: &mut impl Log) -> (usize, bool) {
+impl<L: Log> Batches<L> for Claiming<'_> {
+    fn publish(&mut self, pump: &mut RxPump, now: Instant, log: &mut L) -> (usize, bool) {
         // Every frame may need a request, and so may the gathered datagrams. Frames without room
         // stay in the device.
         let room = log.room().saturating_sub(RESERVED + 2).min(BATCH);
@@ -51,10 +51,6 @@ impl Batches for Claiming<'_> {
         pump.parse_and_publish(now, &batch, log);
         pump.recycler.put_batch(batch);
         (commands + claimed, false)
-    }
-
-    fn hold_many(&self) -> bool {
-        self.claimer.holds_many()
     }
 }
 
