@@ -16,9 +16,9 @@
 //! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it stops
 //! accepting, sends FIN on every open connection, resets the remaining ones after `--grace N`
 //! seconds (by default 1), and exits with code 0. A second signal ends it at once. Here it serves
-//! over one end of a veth pair whose other end is in a separate network namespace. `--xdp`
-//! instead of `--packet` uses AF_XDP, for which the peer must compute checksums (`sudo ip netns
-//! exec peer ethtool -K veth0 tx off`):
+//! over one end of a veth pair whose other end is in a separate network namespace; `--tap` and
+//! `--tun` serve the kernel of this one. `--xdp` instead of `--packet` uses AF_XDP, for which the
+//! peer must compute checksums (`sudo ip netns exec peer ethtool -K veth0 tx off`):
 //!
 //! ```text
 //! sudo ip netns add peer

@@ -617,7 +617,7 @@ impl Needs {
             return self.missing("tools", &self.more_tools);
         }
         match device {
-            Device::Tap => self.missing("tap", &self.tap),
+            Device::Tap | Device::Tun => self.missing("tap", &self.tap),
             Device::Packet => self.missing("packet", &self.packet),
             Device::Xdp => self.missing("xdp", &self.xdp),
         }
@@ -641,7 +641,7 @@ impl Needs {
     fn missing_for_tls(&self, device: Device) -> Option<Result<Completion, Failed>> {
         match (&self.tls_tools, device) {
             (Some(_), _) => self.missing("tools", &self.tls_tools),
-            (None, Device::Tap) => self.missing("tap", &self.tap),
+            (None, Device::Tap | Device::Tun) => self.missing("tap", &self.tap),
             (None, Device::Packet) => self.missing("packet", &self.packet),
             // The peer needs `ethtool`.
             (None, Device::Xdp) => self.missing_for_services(device),

@@ -6,6 +6,7 @@ use dominoes_drivers::Device;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
 use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, Redirect};
 use dominoes_drivers::tap::Tap;
+use dominoes_drivers::tun::Tun;
 use dominoes_netstack::StackError;
 
 use crate::program::{Arguments, Outcome};
@@ -16,6 +17,7 @@ const SLOTS: usize = 256;
 
 /// The options that [`DeviceOptions::take`] takes.
 pub(crate) const USAGE: &str = "  --tap NAME          use this TAP interface
+  --tun NAME          use this TUN interface
   --packet NAME       use this network interface through AF_PACKET
   --xdp NAME          use this network interface through AF_XDP
   --ring KIND         AF_PACKET: slots, blocks or none [slots]
@@ -30,6 +32,7 @@ pub(crate) const USAGE: &str = "  --tap NAME          use this TAP interface
 pub(crate) enum Which {
     Memory,
     Tap(String),
+    Tun(String),
     Packet(String),
     Xdp(String),
 }
@@ -63,6 +66,7 @@ impl DeviceOptions {
     pub(crate) fn take(&mut self, option: &str, arguments: &mut Arguments) -> Outcome<bool> {
         match option {
             "tap" => self.which = Which::Tap(arguments.text()?),
+            "tun" => self.which = Which::Tun(arguments.text()?),
             "packet" => self.which = Which::Packet(arguments.text()?),
             "xdp" => self.which = Which::Xdp(arguments.text()?),
             "ring" => {
@@ -95,6 +99,10 @@ impl DeviceOptions {
             Which::Tap(name) => {
                 let tap = Tap::options().offloads(self.offloads).open(name)?;
                 (Box::new(tap), format!("{name} (TAP)"))
+            }
+            Which::Tun(name) => {
+                let tun = Tun::options().offloads(self.offloads).open(name)?;
+                (Box::new(tun), format!("{name} (TUN)"))
             }
             Which::Packet(name) => {
                 let mut options = AfPacketOptions::default()

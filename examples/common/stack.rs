@@ -265,6 +265,7 @@ fn beside(device: &DeviceOptions, name: &str) -> DeviceOptions {
     let which = match device.which {
         Which::Memory => Which::Memory,
         Which::Tap(_) => Which::Tap(name),
+        Which::Tun(_) => Which::Tun(name),
         Which::Packet(_) => Which::Packet(name),
         Which::Xdp(_) => Which::Xdp(name),
     };

@@ -77,6 +77,8 @@ pub(crate) const GROUP_V6: &str = "ff12::78:7";
 pub(crate) enum Device {
     /// A TAP; the kernel in the same namespace is its other end.
     Tap,
+    /// The same for a TUN.
+    Tun,
     /// One end of a veth pair through a packet socket; the other end is in the peer's namespace.
     Packet,
     /// Like `Packet`, through AF_XDP, which needs a peer that computes checksums.
@@ -88,6 +90,7 @@ impl Device {
     pub(crate) fn interface(self) -> &'static str {
         match self {
             Device::Tap => "tap0",
+            Device::Tun => "tun0",
             Device::Packet | Device::Xdp => "veth0",
         }
     }
@@ -96,6 +99,7 @@ impl Device {
     pub(crate) fn option(self) -> &'static str {
         match self {
             Device::Tap => "--tap",
+            Device::Tun => "--tun",
             Device::Packet => "--packet",
             Device::Xdp => "--xdp",
         }
@@ -115,8 +119,9 @@ impl Ends {
         let peer = Namespace::new("peer")?;
         let interface = device.interface();
         let ours = match device {
-            Device::Tap => {
-                peer.ip(&format!("tuntap add dev {interface} mode tap"))?;
+            Device::Tap | Device::Tun => {
+                let mode = device.option().trim_start_matches('-');
+                peer.ip(&format!("tuntap add dev {interface} mode {mode}"))?;
                 None
             }
             Device::Packet | Device::Xdp => {

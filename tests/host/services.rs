@@ -10,8 +10,10 @@ use crate::fixture::{Device, Fixture, OURS, Temporary};
 use crate::{CURL, Test, same};
 
 /// Each kind of device: its name, the device, and arguments for the example.
-pub(crate) const DEVICES: [(&str, Device, &[&str]); 5] = [
+pub(crate) const DEVICES: [(&str, Device, &[&str]); 7] = [
     ("tap", Device::Tap, &[]),
+    ("tun", Device::Tun, &[]),
+    ("tun_no_offloads", Device::Tun, &["--no-offloads"]),
     ("packet_copies", Device::Packet, &["--ring", "none"]),
     ("packet_slots", Device::Packet, &["--ring", "slots"]),
     ("packet_blocks", Device::Packet, &["--ring", "blocks"]),

@@ -1,4 +1,4 @@
-//! Network devices that move frames: in memory, TAP, AF_PACKET, AF_XDP.
+//! Network devices that move frames: in memory, TAP, TUN, AF_PACKET, AF_XDP.
 //!
 //! A [`Device`] splits into a receiving and a sending half; one thread at a time uses each. Both
 //! work in batches, never block (except in [`DeviceRx::wait`]), and carry merged frames of up to
@@ -9,8 +9,10 @@
 //! |---|---|---|
 //! | [`memory::pair`] | two devices joined in memory, optionally by a seeded bad wire | nothing |
 //! | [`memory::peer::PeerDevice`] | a device whose other end is a simulated TCP peer, for benchmarks | nothing |
+//! | [`memory::ip_pair`] | the same, with bare IP packets | nothing |
 //! | [`memory::scripted`] | a device whose other end is the test itself | nothing |
 //! | [`tap::Tap`] | the other end of a virtual interface of this kernel | `CAP_NET_ADMIN` |
+//! | [`tun::Tun`] | the same without Ethernet, or a descriptor that carries IP packets | `CAP_NET_ADMIN`, or the descriptor |
 //! | [`af_packet::AfPacket`] | a real (or veth) interface, shared with the kernel's stack | `CAP_NET_RAW` |
 //! | [`af_xdp::AfXdp`] | the same below the kernel's stack, which keeps all other packets | also `CAP_NET_ADMIN`, `CAP_BPF` |
 //! | `pnet::Pnet` (feature `pnet`) | any platform's raw frames, as a baseline | the platform's privileges |
@@ -23,7 +25,8 @@
 //!
 //! Devices know frames, not protocols. These rules hold for every device:
 //!
-//! - Frames arrive and leave with their Ethernet header and without the frame check sequence.
+//! - Frames arrive and leave with their Ethernet header and without the frame check sequence. A
+//!   device of [`LinkType::Ip`] adds a constant one and removes it ([`tun`] says why).
 //! - [`DeviceRx::claim`] and [`DeviceTx::transmit`] keep the order of the medium.
 //! - A frame that can never be sent (it is too long, or needs a feature that [`Capabilities`] does
 //!   not offer) is dropped and counted, since offering it again could not help.
@@ -83,6 +86,8 @@ pub mod af_packet;
 pub mod af_xdp;
 #[cfg(target_os = "linux")]
 pub mod tap;
+#[cfg(target_os = "linux")]
+pub mod tun;
 
 #[cfg(all(target_os = "linux", feature = "bare"))]
 pub mod bare;
@@ -100,9 +105,12 @@ mod error;
 mod event_fd;
 #[cfg(target_os = "linux")]
 mod fd_event;
+#[cfg(target_os = "linux")]
+mod fd_halves;
 mod frame;
 #[cfg(target_os = "linux")]
 mod interface;
+mod ip_link;
 #[cfg(target_os = "linux")]
 mod link;
 #[cfg(target_os = "linux")]
@@ -113,6 +121,8 @@ mod sys;
 #[cfg(all(target_os = "linux", feature = "testkit"))]
 #[doc(hidden)]
 pub mod testkit;
+#[cfg(target_os = "linux")]
+mod tun_interface;
 #[cfg(target_os = "linux")]
 mod umem;
 #[cfg(target_os = "linux")]
@@ -133,6 +143,7 @@ pub use frame::{
     ETHERNET_HEADER_LEN, Frame, Gso, GsoKind, RxChecksum, RxMeta, TxChecksum, TxFrame, TxMeta,
     VLAN_TAG_LEN, complete_checksum,
 };
+pub use ip_link::{IP_MAC, IP_PEER_MAC, LinkType, ip_header};
 pub use waker::DeviceWaker;
 
 use std::net::IpAddr;
@@ -144,7 +155,7 @@ pub trait Device: Send {
     /// The device's features. They do not change once it is open.
     fn capabilities(&self) -> Capabilities;
 
-    /// Our Ethernet address: the destination of frames for us.
+    /// Our Ethernet address: the destination of frames for us. [`IP_MAC`] for [`LinkType::Ip`].
     fn mac(&self) -> [u8; 6];
 
     /// If the device takes packets to some addresses only, the filter that learns which ones.
@@ -292,6 +303,8 @@ pub trait TxPrepare: Send + Sync {
 pub struct Capabilities {
     /// Name of the interface, for messages.
     pub name: String,
+    /// Whether there is an Ethernet, or bare IP packets pass.
+    pub link: LinkType,
     /// Longest IP packet of the link, in bytes, without Ethernet header and VLAN tag.
     pub mtu: usize,
     /// The checksum state of received frames.
@@ -333,6 +346,7 @@ impl Capabilities {
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
+            link: LinkType::Ethernet,
             mtu: 1500,
             rx_checksum: RxChecksumSupport::None,
             tx_checksum: false,
@@ -345,9 +359,16 @@ impl Capabilities {
         }
     }
 
+    /// The Ethernet address of every other host, if the link has no such addresses
+    /// ([`LinkType::Ip`]).
+    pub fn only_peer(&self) -> Option<[u8; 6]> {
+        (self.link == LinkType::Ip).then_some(IP_PEER_MAC)
+    }
+
     /// Whether the device can send this frame: it holds an Ethernet header; a plain frame is no
     /// longer than the link allows; the device offers a requested partial checksum or
-    /// segmentation; and the checksum is within the frame.
+    /// segmentation; the checksum is within the frame; and the frame is IP if the link has nothing
+    /// else.
     #[inline]
     pub fn admits(&self, frame: &TxFrame<'_>) -> bool {
         let len = frame.len();
@@ -371,7 +392,10 @@ impl Capabilities {
                 GsoKind::Udp => self.uso_max_bytes,
             },
         };
-        checksum_fits && frame.head.len() >= ETHERNET_HEADER_LEN && len <= longest
+        checksum_fits
+            && frame.head.len() >= ETHERNET_HEADER_LEN
+            && len <= longest
+            && (self.link == LinkType::Ethernet || ip_link::is_ip(frame.head))
     }
 }
 

@@ -20,8 +20,8 @@ use crate::prepared::PreparedSlots;
 use crate::waker::Event;
 use crate::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, ETHERNET_HEADER_LEN, Frame,
-    RxChecksum, RxChecksumSupport, RxMeta, RxStats, TxChecksum, TxFrame, TxPrepare, TxStats,
-    VLAN_TAG_LEN,
+    IP_MAC, LinkType, RxChecksum, RxChecksumSupport, RxMeta, RxStats, TxChecksum, TxFrame,
+    TxPrepare, TxStats, VLAN_TAG_LEN, ip_header,
 };
 use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
@@ -52,6 +52,8 @@ pub struct MemoryConfig {
     pub tso4_max_bytes: usize,
     /// As [`tso4_max_bytes`](Self::tso4_max_bytes), for UDP.
     pub uso_max_bytes: usize,
+    /// The type of the link. Default: Ethernet.
+    pub link: LinkType,
     /// Ethernet addresses of the two devices. Default: locally administered ones that end in 1 and
     /// 2.
     pub macs: [[u8; 6]; 2],
@@ -69,6 +71,7 @@ impl Default for MemoryConfig {
             tx_checksum: false,
             tso4_max_bytes: 0,
             uso_max_bytes: 0,
+            link: LinkType::Ethernet,
             macs: [[0x02, 0, 0, 0, 0, 1], [0x02, 0, 0, 0, 0, 2]],
             faults: [Faults::default(), Faults::default()],
         }
@@ -118,6 +121,12 @@ impl MemoryConfig {
         self
     }
 
+    /// Sets [`link`](Self::link).
+    pub fn link(mut self, link: LinkType) -> Self {
+        self.link = link;
+        self
+    }
+
     /// Sets [`macs`](Self::macs).
     pub fn macs(mut self, first: [u8; 6], second: [u8; 6]) -> Self {
         self.macs = [first, second];
@@ -145,6 +154,7 @@ impl MemoryConfig {
 
     fn capabilities(&self, name: &str) -> Capabilities {
         let mut caps = Capabilities::new(name);
+        caps.link = self.link;
         caps.mtu = self.mtu;
         caps.tx_checksum = self.tx_checksum || self.tso4_max_bytes > 0 || self.uso_max_bytes > 0;
         caps.tso4_max_bytes = self.tso4_max_bytes;
@@ -159,6 +169,20 @@ impl MemoryConfig {
         };
         caps
     }
+
+    /// The address of the first or the second device.
+    fn mac(&self, index: usize) -> [u8; 6] {
+        match self.link {
+            LinkType::Ethernet => self.macs[index],
+            LinkType::Ip => IP_MAC,
+        }
+    }
+}
+
+/// As [`pair`], for devices that carry bare IP packets ([`LinkType::Ip`]), whatever the link of
+/// `config` is: nothing else passes, and the receiver writes the Ethernet header.
+pub fn ip_pair(config: MemoryConfig) -> (MemoryDevice, MemoryDevice) {
+    pair(config.link(LinkType::Ip))
 }
 
 /// Two devices joined in memory: each claims the frames that the other transmits.
@@ -170,7 +194,7 @@ pub fn pair(config: MemoryConfig) -> (MemoryDevice, MemoryDevice) {
     let [to_first, to_second] = [0, 1].map(|_| Arc::new(Lane::new(&config, first.rx_max_frame)));
     let device = |index: usize, caps: Capabilities, inbound: &Arc<Lane>, outbound: &Arc<Lane>| {
         MemoryDevice {
-            mac: config.macs[index],
+            mac: config.mac(index),
             tx: MemoryTx {
                 copier: Arc::new(MemoryCopier {
                     caps: caps.clone(),
@@ -396,6 +420,11 @@ impl MemoryCopier {
         }
         let mut buffer = self.lane.buffer();
         frame.copy_to(&mut buffer);
+        if self.caps.link == LinkType::Ip {
+            let (header, packet) = buffer.split_at_mut(ETHERNET_HEADER_LEN);
+            let len = frame.len() - ETHERNET_HEADER_LEN;
+            header.copy_from_slice(&ip_header(&packet[..len])?);
+        }
         let checksum = match frame.meta.checksum {
             TxChecksum::Done => self.rx_checksum,
             TxChecksum::Partial { start, offset } => RxChecksum::Partial { start, offset },

@@ -1,7 +1,7 @@
 //! Adapters between this crate's devices and smoltcp's, in both directions (feature `smoltcp`).
 //!
-//! [`ToPhy`] lets smoltcp use any device of this crate; [`FromPhy`] lets our stack use any
-//! Ethernet device of smoltcp. [`FromPhy::new`] takes devices that are `Send`; [`FromPhy::with`]
+//! [`ToPhy`] lets smoltcp use any device of this crate; [`FromPhy`] lets our stack use any device
+//! of smoltcp, for Ethernet or IP. [`FromPhy::new`] takes devices that are `Send`; [`FromPhy::with`]
 //! creates other devices, such as smoltcp's `TunTapInterface` and `RawSocket`, on a separate
 //! thread. smoltcp's device trait has neither merged frames nor checksum state, so both directions
 //! have a cost: unfinished checksums are finished in software, and each frame is copied.
@@ -10,10 +10,11 @@ mod thread;
 
 pub use thread::PhyThread;
 
+use crate::ip_link::ip_frame;
 use crate::waker::Event;
 use crate::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, ETHERNET_HEADER_LEN, Frame,
-    RxChecksum, RxStats, TxFrame, TxStats, checked, complete_checksum,
+    IP_MAC, LinkType, RxChecksum, RxStats, TxFrame, TxStats, checked, complete_checksum, ip_header,
 };
 use ::smoltcp::phy::{self, DeviceCapabilities, Medium, RxToken as _, TxToken as _};
 use ::smoltcp::time;
@@ -39,6 +40,7 @@ pub struct ToPhy {
 
 struct Sender {
     tx: Box<dyn DeviceTx>,
+    link: LinkType,
     /// Frames for which the device had no room.
     backlog: VecDeque<Vec<u8>>,
     error: Option<DeviceError>,
@@ -61,6 +63,7 @@ impl ToPhy {
             rx,
             tx: Sender {
                 tx,
+                link: capabilities.link,
                 backlog: VecDeque::new(),
                 error: None,
             },
@@ -128,6 +131,7 @@ impl phy::Device for ToPhy {
             return None;
         }
         let received = ReceivedToken {
+            link: self.capabilities.link,
             claimed: &mut self.claimed,
             batch: &mut self.batch,
             rx: &mut *self.rx,
@@ -141,9 +145,13 @@ impl phy::Device for ToPhy {
 
     fn capabilities(&self) -> DeviceCapabilities {
         let mut capabilities = DeviceCapabilities::default();
-        capabilities.medium = Medium::Ethernet;
-        capabilities.max_transmission_unit =
-            self.capabilities.mtu.saturating_add(ETHERNET_HEADER_LEN);
+        (capabilities.medium, capabilities.max_transmission_unit) = match self.capabilities.link {
+            LinkType::Ip => (Medium::Ip, self.capabilities.mtu),
+            LinkType::Ethernet => {
+                let longest = self.capabilities.mtu.saturating_add(ETHERNET_HEADER_LEN);
+                (Medium::Ethernet, longest)
+            }
+        };
         capabilities.max_burst_size = Some(self.capabilities.max_batch);
         capabilities
     }
@@ -151,6 +159,7 @@ impl phy::Device for ToPhy {
 
 /// A frame for smoltcp. If the token is dropped, the frame stays.
 pub struct ReceivedToken<'a> {
+    link: LinkType,
     claimed: &'a mut VecDeque<Frame>,
     batch: &'a mut Vec<Frame>,
     rx: &'a mut dyn DeviceRx,
@@ -170,7 +179,7 @@ impl phy::RxToken for ReceivedToken<'_> {
         if let RxChecksum::Partial { start, offset } = frame.meta.checksum {
             complete_checksum(frame.bytes_mut(), start, offset);
         }
-        let result = f(frame.bytes());
+        let result = f(bare(self.link, frame.bytes()));
         self.batch.push(frame);
         checked::release(self.rx, self.batch);
         result
@@ -188,15 +197,38 @@ impl fmt::Debug for SendToken<'_> {
 
 impl phy::TxToken for SendToken<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
-        let mut frame = vec![0; len];
-        let result = f(&mut frame);
+        let begin = ETHERNET_HEADER_LEN * usize::from(self.0.link == LinkType::Ip);
+        let mut frame = vec![0; begin + len];
+        let result = f(&mut frame[begin..]);
+        if begin > 0 {
+            // The device drops a frame with an empty header.
+            let header = ip_header(&frame[begin..]).unwrap_or_default();
+            frame[..begin].copy_from_slice(&header);
+        }
         self.0.backlog.push_back(frame);
         self.0.flush();
         result
     }
 }
 
-/// Adapts an Ethernet device of smoltcp to our stack. The device is polled every millisecond while
+/// The part of a frame that smoltcp's devices carry.
+fn bare(link: LinkType, frame: &[u8]) -> &[u8] {
+    match link {
+        LinkType::Ethernet => frame,
+        LinkType::Ip => frame.get(ETHERNET_HEADER_LEN..).unwrap_or_default(),
+    }
+}
+
+/// The frame that a device of smoltcp received; `None`: it is no packet of IP, and nothing else
+/// passes here.
+fn frame_of(link: LinkType, bytes: &[u8]) -> Option<Frame> {
+    match link {
+        LinkType::Ethernet => Some(Frame::from_bytes(bytes)),
+        LinkType::Ip => ip_frame(bytes),
+    }
+}
+
+/// Adapts an Ethernet or IP device of smoltcp to our stack. The device is polled every millisecond while
 /// a thread waits, since it cannot wake a thread.
 #[derive(Debug)]
 pub struct FromPhy<P> {
@@ -205,17 +237,18 @@ pub struct FromPhy<P> {
 }
 
 impl<P: phy::Device + Send + 'static> FromPhy<P> {
-    /// Takes over a device. `mac` is its Ethernet address, which smoltcp's devices do not have.
+    /// Takes over a device. `mac` is its Ethernet address, which smoltcp's devices do not have;
+    /// one for IP needs none, and ignores it.
     ///
     /// # Panics
-    /// If it is not an Ethernet device.
+    /// If it is a device for IEEE 802.15.4.
     pub fn new(phy: P, mac: [u8; 6]) -> Self {
-        assert_eq!(
-            phy.capabilities().medium,
-            Medium::Ethernet,
-            "it is no Ethernet"
-        );
-        Self { phy, mac }
+        let link = link(&phy.capabilities());
+        let link = link.expect("a device for Ethernet or IP");
+        Self {
+            phy,
+            mac: mac_of(link, mac),
+        }
     }
 }
 
@@ -232,6 +265,7 @@ impl<P: phy::Device + Send + 'static> Device for FromPhy<P> {
         let caps = self.capabilities();
         let shared = Arc::new(PhyShared {
             phy: Mutex::new(self.phy),
+            link: caps.link,
             start: Instant::now(),
         });
         let rx = PhyRx {
@@ -249,13 +283,32 @@ impl<P: phy::Device + Send + 'static> Device for FromPhy<P> {
     }
 }
 
+/// The link of a smoltcp device; `None` if there is no such link here.
+fn link(theirs: &DeviceCapabilities) -> Option<LinkType> {
+    match theirs.medium {
+        Medium::Ethernet => Some(LinkType::Ethernet),
+        Medium::Ip => Some(LinkType::Ip),
+        #[allow(unreachable_patterns)]
+        _ => None,
+    }
+}
+
+fn mac_of(link: LinkType, mac: [u8; 6]) -> [u8; 6] {
+    match link {
+        LinkType::Ethernet => mac,
+        LinkType::Ip => IP_MAC,
+    }
+}
+
 /// The capabilities of a smoltcp device.
 fn capabilities(theirs: &DeviceCapabilities) -> Capabilities {
     let mut caps = Capabilities::new("smoltcp");
-    caps.mtu = theirs
-        .max_transmission_unit
-        .saturating_sub(ETHERNET_HEADER_LEN);
-    caps.rx_max_frame = theirs.max_transmission_unit;
+    caps.link = link(theirs).unwrap_or_default();
+    let longest = theirs.max_transmission_unit;
+    (caps.mtu, caps.rx_max_frame) = match caps.link {
+        LinkType::Ethernet => (longest.saturating_sub(ETHERNET_HEADER_LEN), longest),
+        LinkType::Ip => (longest, longest.saturating_add(ETHERNET_HEADER_LEN)),
+    };
     if let Some(burst) = theirs.max_burst_size {
         caps.max_batch = burst.max(1);
     }
@@ -266,6 +319,7 @@ fn capabilities(theirs: &DeviceCapabilities) -> Capabilities {
 #[derive(Debug)]
 struct PhyShared<P> {
     phy: Mutex<P>,
+    link: LinkType,
     start: Instant,
 }
 
@@ -296,7 +350,9 @@ impl<P: phy::Device> PhyRx<P> {
         let now = self.shared.now();
         let mut phy = self.shared.lock();
         let (token, _) = phy.receive(now)?;
-        Some(token.consume(Frame::from_bytes))
+        let frame = token.consume(|bytes| frame_of(self.shared.link, bytes));
+        self.stats.truncated += u64::from(frame.is_none());
+        frame
     }
 }
 
@@ -367,7 +423,16 @@ impl<P: phy::Device + Send> DeviceTx for PhyTx<P> {
                 self.stats.busy += 1;
                 return Ok(taken);
             };
-            token.consume(frame.len(), |buffer| frame.copy_to(buffer));
+            match self.caps.link {
+                LinkType::Ethernet => token.consume(frame.len(), |buffer| frame.copy_to(buffer)),
+                LinkType::Ip => {
+                    let packet = TxFrame {
+                        head: bare(LinkType::Ip, frame.head),
+                        ..*frame
+                    };
+                    token.consume(packet.len(), |buffer| packet.copy_to(buffer));
+                }
+            }
             self.stats.frames += 1;
             self.stats.bytes += frame.len() as u64;
         }

@@ -10,34 +10,14 @@
 //! $ sudo ip link set tap0 up
 //! ```
 
-use crate::af_packet::refuse_owned;
 use crate::fd_event::FdEvent;
-use crate::interface::{check_name, local_mac};
-use crate::pool::{MAX_FRAME_LEN, Pool};
-use crate::vnet::{HEADER_LEN, HEADER_LEN_WITH_COUNT, VnetHeader};
-use crate::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, ETHERNET_HEADER_LEN, Frame,
-    RxChecksumSupport, RxStats, TxFrame, TxStats, sys,
-};
-use std::io;
+use crate::fd_halves::{FdLink, FdRx, FdTx};
+use crate::interface::local_mac;
+use crate::pool::Pool;
+use crate::tun_interface::{InterfaceKind, Offers, check_address_of, new_event};
+use crate::{Capabilities, Device, DeviceError, DeviceRx, DeviceTx};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::time::Duration;
-
-const TCP_OFFLOADS: u32 =
-    libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
-
-/// Bytes read for the shortest frame.
-const SHORTEST: usize = HEADER_LEN_WITH_COUNT + ETHERNET_HEADER_LEN;
-
-/// Sets of offloads that the kernel may use, best first. The UDP ones came with Linux 6.2.
-const OFFLOADS: [u32; 4] = [
-    TCP_OFFLOADS | libc::TUN_F_USO4 | libc::TUN_F_USO6,
-    TCP_OFFLOADS,
-    libc::TUN_F_CSUM,
-    0,
-];
+use std::os::fd::{AsFd, BorrowedFd};
 
 /// Options for opening a [`Tap`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,7 +101,7 @@ impl TapOptions {
 pub struct Tap {
     caps: Capabilities,
     mac: [u8; 6],
-    fd: Arc<OwnedFd>,
+    link: FdLink,
     event: FdEvent,
     pool: Pool,
 }
@@ -165,48 +145,17 @@ impl Tap {
     }
 
     fn attach(name: &str, options: &TapOptions, flags: i32) -> Result<Self, DeviceError> {
-        check_name(name)?;
-        let fd = sys::open_tun().map_err(|error| open_error(&error))?;
-        let flags = flags | libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-        sys::tun_attach(fd.as_fd(), name, flags).map_err(|error| attach_error(name, &error))?;
-        let system = |what| move |error: io::Error| DeviceError::system(what, name, &error);
-        sys::tun_set_header_len(fd.as_fd(), HEADER_LEN_WITH_COUNT as i32)
-            .map_err(system("set the virtio header's length"))?;
-        let accepted = OFFLOADS.into_iter().find(|&offloads| {
-            (options.offloads || offloads == 0)
-                && (options.segmentation || offloads & !libc::TUN_F_CSUM == 0)
-                && sys::tun_set_offloads(fd.as_fd(), offloads).is_ok()
-        });
-        let accepts = |offload| accepted.unwrap_or(0) & offload != 0;
-        // The accepted offloads concern frames from the kernel only. The kernel itself takes any
-        // frame that its TCP would send.
-        let merged = options.merged && accepts(libc::TUN_F_CSUM);
-
-        let socket = sys::control_socket().map_err(system("open a socket"))?;
-        let mut caps = Capabilities::new(name);
-        caps.mtu = sys::interface_mtu(socket.as_fd(), name).map_err(system("read the MTU"))?;
-        caps.rx_max_frame = MAX_FRAME_LEN;
-        if accepts(libc::TUN_F_CSUM) {
-            caps.rx_checksum = RxChecksumSupport::PerFrame;
-            caps.tx_checksum = true;
-        }
-        let longest = |accepted| {
-            if accepted {
-                65_535 + ETHERNET_HEADER_LEN
-            } else {
-                0
-            }
+        let offers = Offers {
+            offloads: options.offloads,
+            segmentation: options.segmentation,
+            merged: options.merged,
         };
-        caps.tso4_max_bytes = longest(merged || accepts(libc::TUN_F_TSO4));
-        caps.tso6_max_bytes = longest(merged || accepts(libc::TUN_F_TSO6));
-        caps.uso_max_bytes = longest(accepts(libc::TUN_F_USO4));
-        let event = FdEvent::new().map_err(system("make an event"))?;
-        let mac = options.mac.unwrap_or_else(|| local_mac(name));
+        let (link, caps) = InterfaceKind::TAP.open(name, offers, flags)?;
         Ok(Self {
             caps,
-            mac,
-            fd: Arc::new(fd),
-            event,
+            mac: options.mac.unwrap_or_else(|| local_mac(name)),
+            event: new_event(name)?,
+            link,
             pool: Pool::new(options.rx_pool),
         })
     }
@@ -217,7 +166,7 @@ impl Tap {
 /// the device to a stack.
 impl AsFd for Tap {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.link.fd.as_fd()
     }
 }
 
@@ -232,224 +181,12 @@ impl Device for Tap {
 
     /// Checks the kernel's addresses on this interface, since its end is another host on the link.
     fn check_address(&self, address: IpAddr) -> Result<(), DeviceError> {
-        let name = &self.caps.name;
-        let owned = sys::addresses();
-        let mut owned =
-            owned.map_err(|error| DeviceError::system("read addresses", name, &error))?;
-        owned.retain(|owned| owned.interface == *name);
-        refuse_owned(&[address], owned)
+        check_address_of(&self.caps.name, address)
     }
 
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
-        let Self {
-            caps,
-            fd,
-            event,
-            pool,
-            ..
-        } = *self;
-        let rx = TapRx::new(&caps.name, Arc::clone(&fd), event, pool);
-        let tx = TapTx {
-            caps,
-            fd,
-            stats: TxStats::default(),
-        };
-        (Box::new(rx), Box::new(tx))
-    }
-}
-
-fn open_error(error: &io::Error) -> DeviceError {
-    let errno = error.raw_os_error().unwrap_or(0);
-    match errno {
-        libc::EACCES | libc::EPERM => DeviceError::Privilege {
-            what: "open /dev/net/tun",
-            capability: "read and write access to it",
-            command: "sudo chmod a+rw /dev/net/tun".to_owned(),
-            errno,
-        },
-        libc::ENOENT | libc::ENODEV | libc::ENXIO => DeviceError::Unsupported {
-            what: "open /dev/net/tun",
-            hint: "try: sudo modprobe tun",
-            errno,
-        },
-        _ => DeviceError::System {
-            what: "open",
-            interface: "/dev/net/tun".to_owned(),
-            errno,
-        },
-    }
-}
-
-fn attach_error(name: &str, error: &io::Error) -> DeviceError {
-    let errno = error.raw_os_error().unwrap_or(0);
-    let interface = name.to_owned();
-    match errno {
-        libc::EPERM | libc::EACCES => DeviceError::Privilege {
-            what: "attach to a TAP interface",
-            capability: "CAP_NET_ADMIN, or an interface made for this user",
-            command: format!("sudo ip tuntap add dev {name} mode tap user $USER"),
-            errno,
-        },
-        libc::EBUSY => DeviceError::Busy { interface },
-        libc::EINVAL => DeviceError::Unsuitable {
-            interface,
-            reason: "it exists and is no TAP, or has one queue instead of several or the other way round; \
-                     see: ip -d link show",
-        },
-        _ => DeviceError::System {
-            what: "attach to a TAP interface",
-            interface,
-            errno,
-        },
-    }
-}
-
-/// The receiving half of a [`Tap`].
-#[derive(Debug)]
-pub(crate) struct TapRx {
-    name: String,
-    fd: Arc<OwnedFd>,
-    event: FdEvent,
-    pool: Pool,
-    stats: RxStats,
-}
-
-impl TapRx {
-    pub(crate) fn new(name: &str, fd: Arc<OwnedFd>, event: FdEvent, pool: Pool) -> Self {
-        Self {
-            name: name.to_owned(),
-            fd,
-            event,
-            pool,
-            stats: RxStats::default(),
-        }
-    }
-
-    fn gone(&self) -> DeviceError {
-        DeviceError::Gone {
-            interface: self.name.clone(),
-        }
-    }
-}
-
-impl DeviceRx for TapRx {
-    fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
-        let mut claimed = 0;
-        // Dropped frames count as well, so that a flood of them cannot keep the loop running.
-        for _ in 0..max {
-            let mut buffer = self.pool.take();
-            let len = match sys::read_frame(self.fd.as_fd(), &mut buffer) {
-                Ok(len) => len,
-                Err(error) => {
-                    self.pool.put(buffer);
-                    match error.raw_os_error() {
-                        Some(libc::EINTR) => continue,
-                        Some(libc::EBADFD) if claimed == 0 => return Err(self.gone()),
-                        // There is no frame, or the kernel has no memory for it at the moment.
-                        _ => break,
-                    }
-                }
-            };
-            let header = buffer.first_chunk::<HEADER_LEN>();
-            let meta = header.map(|header| VnetHeader::from_bytes(header).rx_meta());
-            match meta {
-                Some(Ok(meta)) if (SHORTEST..buffer.len()).contains(&len) => {
-                    let len = len - HEADER_LEN_WITH_COUNT;
-                    let start = HEADER_LEN_WITH_COUNT as u16;
-                    out.push(Frame::from_buffer(buffer, start, len, meta));
-                    self.stats.bytes += len as u64;
-                    claimed += 1;
-                }
-                _ => {
-                    self.pool.put(buffer);
-                    self.stats.truncated += 1;
-                }
-            }
-        }
-        self.stats.frames += claimed as u64;
-        Ok(claimed)
-    }
-
-    fn release(&mut self, frames: &mut Vec<Frame>) {
-        self.pool.release(frames);
-    }
-
-    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
-        match self.event.wait(self.fd.as_fd(), timeout) {
-            Ok(false) => Ok(()),
-            Ok(true) => Err(self.gone()),
-            Err(error) => Err(DeviceError::system("wait", &self.name, &error)),
-        }
-    }
-
-    fn waker(&self) -> DeviceWaker {
-        self.event.waker()
-    }
-
-    fn stats(&self) -> RxStats {
-        RxStats {
-            pool_exhausted: self.pool.exhausted(),
-            wakes: self.event.wakes(),
-            ..self.stats
-        }
-    }
-}
-
-/// The sending half of a [`Tap`].
-#[derive(Debug)]
-struct TapTx {
-    caps: Capabilities,
-    fd: Arc<OwnedFd>,
-    stats: TxStats,
-}
-
-impl DeviceTx for TapTx {
-    fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
-        let mut taken = 0;
-        while let Some(frame) = frames.get(taken) {
-            if !self.caps.admits(frame) {
-                self.stats.dropped += 1;
-                taken += 1;
-                continue;
-            }
-            let mut header = [0; HEADER_LEN_WITH_COUNT];
-            header[..HEADER_LEN].copy_from_slice(&VnetHeader::for_transmit(&frame.meta).to_bytes());
-            let Err(error) = sys::write_frame(self.fd.as_fd(), &header, frame.head, frame.payload)
-            else {
-                self.stats.frames += 1;
-                self.stats.bytes += frame.len() as u64;
-                taken += 1;
-                continue;
-            };
-            match error.raw_os_error() {
-                Some(libc::EINTR) => {}
-                Some(libc::EAGAIN | libc::ENOMEM | libc::ENOBUFS) => {
-                    self.stats.busy += 1;
-                    break;
-                }
-                Some(libc::EIO | libc::EBADFD) if taken > 0 => break,
-                Some(libc::EIO) => {
-                    return Err(DeviceError::Down {
-                        interface: self.caps.name.clone(),
-                    });
-                }
-                Some(libc::EBADFD) => {
-                    return Err(DeviceError::Gone {
-                        interface: self.caps.name.clone(),
-                    });
-                }
-                // The kernel considers the frame malformed.
-                _ => {
-                    self.stats.dropped += 1;
-                    taken += 1;
-                }
-            }
-        }
-        Ok(taken)
-    }
-
-    fn stats(&self) -> TxStats {
-        self.stats
+        let rx = FdRx::new(self.link.clone(), self.event, self.pool);
+        (Box::new(rx), Box::new(FdTx::new(self.caps, self.link)))
     }
 }
 
@@ -463,16 +200,5 @@ mod tests {
             Tap::open("not a name"),
             Err(DeviceError::BadName { .. })
         ));
-    }
-
-    #[test]
-    fn a_missing_privilege_names_the_command_that_helps() {
-        let error = attach_error("tap7", &io::Error::from_raw_os_error(libc::EPERM)).to_string();
-        assert!(
-            error.contains("CAP_NET_ADMIN") && error.contains("ip tuntap add dev tap7"),
-            "{error}"
-        );
-        let error = open_error(&io::Error::from_raw_os_error(libc::ENOENT)).to_string();
-        assert!(error.contains("modprobe tun"), "{error}");
     }
 }

@@ -5,10 +5,12 @@
 //! devices' own code, so a fault found here is a fault of the device.
 
 use crate::fd_event::FdEvent;
+use crate::fd_halves::{FdLink, FdRx};
 use crate::link::Link;
 use crate::pool::Pool;
 use crate::umem::PacketMemory;
-use crate::{DeviceRx, Frame, af_packet, sys, tap};
+use crate::vnet::HEADER_LEN_WITH_COUNT;
+use crate::{DeviceRx, Frame, LinkType, af_packet, sys};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -25,8 +27,26 @@ const POOL: usize = 4;
 /// # Errors
 /// The process has no file descriptor left.
 pub fn tap_rx(fd: OwnedFd) -> io::Result<Box<dyn DeviceRx>> {
-    let rx = tap::TapRx::new("test", Arc::new(fd), FdEvent::new()?, Pool::new(POOL));
+    let link = FdLink {
+        fd: Arc::new(fd),
+        name: "test".to_owned(),
+        link: LinkType::Ethernet,
+        vnet: HEADER_LEN_WITH_COUNT,
+        is_socket: false,
+    };
+    let rx = FdRx::new(link, FdEvent::new()?, Pool::new(POOL));
     Ok(Box::new(rx))
+}
+
+/// A descriptor that is attached to the interface `name` with these `IFF_` flags, as another
+/// program would hand it over.
+///
+/// # Errors
+/// There is no such interface and `CAP_NET_ADMIN` is missing, or it is another one.
+pub fn attached(name: &str, flags: i32) -> io::Result<OwnedFd> {
+    let fd = sys::open_tun()?;
+    sys::tun_attach(fd.as_fd(), name, flags)?;
+    Ok(fd)
 }
 
 /// The receiving half of an [`AfPacket`](crate::af_packet::AfPacket) without a ring. It reads

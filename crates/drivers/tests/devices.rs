@@ -4,6 +4,7 @@
 mod support;
 
 use dominoes_drivers::memory::{self, Faults, MemoryConfig};
+use dominoes_drivers::{IP_MAC, LinkType, TxFrame};
 use support::{Port, behaviour};
 
 fn run(config: MemoryConfig) {
@@ -11,6 +12,57 @@ fn run(config: MemoryConfig) {
         println!("{name}");
         let (left, right) = memory::pair(config.clone());
         test(Port::new(left), Port::new(right));
+    }
+}
+
+#[test]
+fn a_pair_that_carries_bare_packets() {
+    run(MemoryConfig::default().link(LinkType::Ip));
+    run(MemoryConfig::default()
+        .link(LinkType::Ip)
+        .tso4_max_bytes(65_549));
+}
+
+#[test]
+fn nothing_but_packets_passes_between_ip_devices() {
+    let (left, right) = memory::ip_pair(MemoryConfig::default());
+    let (mut left, mut right) = (Port::new(left), Port::new(right));
+    let packet = support::packet::experiment(IP_MAC, IP_MAC, 0, 80);
+    let of_kind = |kind: [u8; 2]| {
+        let mut frame = packet.clone();
+        frame[12..14].copy_from_slice(&kind);
+        frame
+    };
+    let mut other_version = packet.clone();
+    other_version[14] = 0x55;
+    let others = [
+        of_kind([0x08, 0x06]),
+        of_kind([0x81, 0x00]),
+        other_version,
+        packet[..33].to_vec(),
+    ];
+    let others = others.each_ref().map(|frame| TxFrame::new(frame));
+    assert_eq!(left.tx.transmit(&others), Ok(4));
+    assert_eq!(left.tx.stats().dropped, 4);
+    // The version decides, and the receiver does not see the header of the sender.
+    let mut from_elsewhere = of_kind([0x86, 0xdd]);
+    from_elsewhere[..12].fill(0xee);
+    assert_eq!(left.tx.transmit(&[TxFrame::new(&from_elsewhere)]), Ok(1));
+    assert_eq!(right.claim_exactly(1, |_| true)[0].bytes(), packet);
+}
+
+/// Two pipes, each end of which is a device.
+#[cfg(target_os = "linux")]
+#[test]
+fn devices_over_pipes() {
+    use dominoes_drivers::tun::Tun;
+    for (name, test) in behaviour::ALL {
+        println!("{name}");
+        let [(a, b), (c, d)] = [0, 1].map(|_| std::io::pipe().expect("a pipe"));
+        let open = |reader: std::io::PipeReader, writer: std::io::PipeWriter| {
+            Port::new(Tun::from_pipes(reader.into(), writer.into(), &Tun::options()).unwrap())
+        };
+        test(open(a, d), open(c, b));
     }
 }
 
@@ -47,12 +99,14 @@ fn a_device_that_smoltcp_uses_and_we_use_smoltcps() {
 
     for (name, test) in behaviour::ALL {
         println!("{name}");
-        let (left, right) = memory::pair(MemoryConfig::default());
-        let there_and_back = |device: memory::MemoryDevice| {
-            let mac = device.mac();
-            Port::new(FromPhy::new(ToPhy::new(device), mac))
-        };
-        test(there_and_back(left), there_and_back(right));
+        for link in [LinkType::Ethernet, LinkType::Ip] {
+            let (left, right) = memory::pair(MemoryConfig::default().link(link));
+            let there_and_back = |device: memory::MemoryDevice| {
+                let mac = device.mac();
+                Port::new(FromPhy::new(ToPhy::new(device), mac))
+            };
+            test(there_and_back(left), there_and_back(right));
+        }
     }
 }
 
@@ -60,7 +114,7 @@ fn a_device_that_smoltcp_uses_and_we_use_smoltcps() {
 #[test]
 fn smoltcp_finds_finished_checksums() {
     use dominoes_drivers::phy::ToPhy;
-    use dominoes_drivers::{Device, TxChecksum, TxFrame, TxMeta};
+    use dominoes_drivers::{Device, TxChecksum, TxMeta};
     use smoltcp::phy::{Device as _, RxToken};
 
     let (left, right) = memory::pair(MemoryConfig::default().tx_checksum(true));
@@ -93,7 +147,7 @@ fn smoltcp_finds_finished_checksums() {
 mod capture {
     use super::*;
     use dominoes_drivers::pcap::Capture;
-    use dominoes_drivers::{Device, TxChecksum, TxFrame, TxMeta};
+    use dominoes_drivers::{Device, TxChecksum, TxMeta};
     use std::io::{self, Write};
     use std::sync::{Arc, Mutex};
 

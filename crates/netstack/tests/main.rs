@@ -17,6 +17,7 @@ mod groups;
 mod idle;
 mod inner_limits;
 mod interfaces;
+mod ip_links;
 mod ipv6;
 mod joining;
 mod late;

@@ -241,6 +241,17 @@ impl Wired {
         Wired::around(shape, setups, |device| device)
     }
 
+    /// As [`two`](Wired::two), with devices of this configuration.
+    pub fn over(
+        shape: impl Into<Shape>,
+        [ours, theirs]: [Setup; 2],
+        config: MemoryConfig,
+    ) -> Wired {
+        let (here, there) = memory::pair(config);
+        let host = Variant::Single.build(theirs, Box::new(there)).unwrap();
+        Wired::of(shape.into().build(ours, here), vec![host])
+    }
+
     /// As [`two`](Wired::two); `wrap` puts something around the device of the stack.
     pub fn around<D: Device + 'static>(
         shape: impl Into<Shape>,

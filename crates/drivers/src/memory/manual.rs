@@ -4,8 +4,8 @@ use super::MemoryConfig;
 use crate::prepared::PreparedSlots;
 use crate::waker::Event;
 use crate::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, RxStats, TxFrame,
-    TxMeta, TxPrepare, TxStats,
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, ETHERNET_HEADER_LEN, Frame,
+    LinkType, RxStats, TxFrame, TxMeta, TxPrepare, TxStats, ip_header,
 };
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,13 +32,16 @@ pub fn scripted() -> (ManualDevice, Script) {
     scripted_with(MemoryConfig::default())
 }
 
-/// As [`scripted`], with MTU, first Ethernet address and offloads from `config`. Queues are
+/// As [`scripted`], with link, MTU, first Ethernet address and offloads from `config`. Queues are
 /// unlimited, and buffers are not pooled.
 pub fn scripted_with(config: MemoryConfig) -> (ManualDevice, Script) {
-    let shared = Arc::new(ManualShared::default());
+    let shared = Arc::new(ManualShared {
+        link: config.link,
+        ..ManualShared::default()
+    });
     let device = ManualDevice {
         caps: config.capabilities("manual0"),
-        mac: config.macs[0],
+        mac: config.mac(0),
         shared: Arc::clone(&shared),
     };
     (device, Script { shared })
@@ -61,6 +64,7 @@ pub struct Script {
 
 #[derive(Debug, Default)]
 struct ManualShared {
+    link: LinkType,
     state: Mutex<ManualState>,
     event: Event,
 }
@@ -85,8 +89,20 @@ impl Script {
         self.push_frame(Frame::from_bytes(&bytes));
     }
 
-    /// Lets a frame arrive with its own metadata.
-    pub fn push_frame(&self, frame: Frame) {
+    /// Lets a frame arrive with its own metadata. The header of one on a [`LinkType::Ip`] is
+    /// replaced, as if its packet had come alone; what is no packet is lost.
+    pub fn push_frame(&self, mut frame: Frame) {
+        if self.shared.link == LinkType::Ip {
+            let Some((header, packet)) =
+                frame.bytes_mut().split_at_mut_checked(ETHERNET_HEADER_LEN)
+            else {
+                return;
+            };
+            let Some(added) = ip_header(packet) else {
+                return;
+            };
+            header.copy_from_slice(&added);
+        }
         self.shared.state().arriving.push_back(frame);
         self.shared.event.notify();
     }

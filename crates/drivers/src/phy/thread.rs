@@ -1,12 +1,12 @@
 //! A smoltcp device on a separate thread, for devices that are not `Send`.
 
-use super::{FromPhy, POLL_INTERVAL, capabilities};
+use super::{FromPhy, POLL_INTERVAL, bare, capabilities, frame_of, link, mac_of};
 use crate::waker::Event;
 use crate::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, RxStats, TxFrame,
-    TxStats,
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, LinkType, RxStats,
+    TxFrame, TxStats,
 };
-use ::smoltcp::phy::{self, DeviceCapabilities, Medium, RxToken as _, TxToken as _};
+use ::smoltcp::phy::{self, DeviceCapabilities, RxToken as _, TxToken as _};
 use ::smoltcp::time;
 use crossbeam_queue::ArrayQueue;
 use std::io;
@@ -24,7 +24,7 @@ const TURN: usize = 32;
 
 impl<P: phy::Device + 'static> FromPhy<P> {
     /// Creates a device on a separate thread. `mac` is its Ethernet address, which smoltcp's
-    /// devices do not have.
+    /// devices do not have; one for IP needs none, and ignores it.
     ///
     /// smoltcp's `TunTapInterface` and `RawSocket` share their descriptor through `Rc`, so they
     /// are not [`Send`], and [`FromPhy::new`] does not compile with them. Here only `make` moves
@@ -47,7 +47,7 @@ impl<P: phy::Device + 'static> FromPhy<P> {
     ///
     /// # Errors
     /// An error of `make`, or of starting the thread. [`io::ErrorKind::InvalidInput`] if the
-    /// device is not Ethernet; [`io::ErrorKind::Other`] if `make` panics.
+    /// device is neither for Ethernet nor for IP; [`io::ErrorKind::Other`] if `make` panics.
     pub fn with<F>(make: F, mac: [u8; 6]) -> io::Result<PhyThread>
     where
         F: FnOnce() -> io::Result<P> + Send + 'static,
@@ -66,9 +66,10 @@ impl<P: phy::Device + 'static> FromPhy<P> {
         };
         let made = made.recv();
         let theirs = made.map_err(|_| io::Error::other("what makes the device panicked"))??;
+        let caps = capabilities(&theirs);
         Ok(PhyThread {
-            caps: capabilities(&theirs),
-            mac,
+            mac: mac_of(caps.link, mac),
+            caps,
             owner,
         })
     }
@@ -83,10 +84,10 @@ fn live<P: phy::Device>(
     let _end = PhyEnd(bridge);
     let made = make().and_then(|phy| {
         let theirs = phy.capabilities();
-        if theirs.medium == Medium::Ethernet {
+        if link(&theirs).is_some() {
             Ok((phy, theirs))
         } else {
-            let reason = "the device is no Ethernet";
+            let reason = "the device is neither for Ethernet nor for IP";
             Err(io::Error::new(io::ErrorKind::InvalidInput, reason))
         }
     });
@@ -144,6 +145,7 @@ impl Bridge {
     /// Moves frames until the device is closed and all frames taken until then are sent.
     fn run<P: phy::Device>(&self, mut phy: P) {
         let start = Instant::now();
+        let link = link(&phy.capabilities()).unwrap_or_default();
         // A frame for which the device had no room.
         let mut kept = None;
         loop {
@@ -153,7 +155,7 @@ impl Bridge {
             if closed && sent < TURN {
                 return;
             }
-            let full = self.receive(&mut phy, now);
+            let full = self.receive(&mut phy, link, now);
             if sent == 0 && full != Some(false) {
                 let full = full.is_some();
                 self.work.wait(Some(POLL_INTERVAL), || {
@@ -187,7 +189,12 @@ impl Bridge {
 
     /// Receives up to [`TURN`] frames. `None` if there were none; otherwise whether the queue was
     /// full before the first.
-    fn receive<P: phy::Device>(&self, phy: &mut P, now: time::Instant) -> Option<bool> {
+    fn receive<P: phy::Device>(
+        &self,
+        phy: &mut P,
+        link: LinkType,
+        now: time::Instant,
+    ) -> Option<bool> {
         for received in 0..TURN {
             if self.arrived.is_full() {
                 return Some(received == 0);
@@ -196,8 +203,10 @@ impl Bridge {
                 return (received > 0).then_some(false);
             };
             // Only this thread pushes, so a queue with room keeps it.
-            let _ = self.arrived.push(token.consume(Frame::from_bytes));
-            self.arrival.notify();
+            if let Some(frame) = token.consume(|bytes| frame_of(link, bytes)) {
+                let _ = self.arrived.push(frame);
+                self.arrival.notify();
+            }
         }
         Some(false)
     }
@@ -232,7 +241,7 @@ impl Drop for Owner {
     }
 }
 
-/// A smoltcp Ethernet device on a separate thread, for our stack; made by [`FromPhy::with`].
+/// A smoltcp device on a separate thread, for our stack; made by [`FromPhy::with`].
 #[derive(Debug)]
 pub struct PhyThread {
     caps: Capabilities,
@@ -339,7 +348,8 @@ impl DeviceTx for ThreadTx {
                 break;
             } else {
                 // Only this half pushes, so a queue with room keeps it.
-                let _ = bridge.leaving.push([frame.head, frame.payload].concat());
+                let head = bare(self.caps.link, frame.head);
+                let _ = bridge.leaving.push([head, frame.payload].concat());
                 self.stats.frames += 1;
                 self.stats.bytes += frame.len() as u64;
             }
@@ -357,7 +367,7 @@ impl DeviceTx for ThreadTx {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ::smoltcp::phy::Loopback;
+    use ::smoltcp::phy::{Loopback, Medium};
     use std::rc::Rc;
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];

@@ -28,7 +28,7 @@ pub(super) fn ask(
     number: libc::Ioctl,
     request: &mut libc::ifreq,
 ) -> io::Result<()> {
-    // SAFETY: all callers pass a SIOCGIF* number or TUNSETIFF, for which the kernel reads and
+    // SAFETY: all callers pass a SIOCGIF* number, TUNSETIFF or TUNGETIFF, for which the kernel reads and
     // writes one `ifreq`; the reference makes it valid for both.
     check(unsafe {
         libc::ioctl(
@@ -59,13 +59,18 @@ pub(crate) fn interface_name(fd: BorrowedFd<'_>, index: i32) -> io::Result<Strin
     let mut request = request("");
     request.ifr_ifru.ifru_ifindex = index;
     ask(fd, libc::SIOCGIFNAME as _, &mut request)?;
+    Ok(name_of(&request))
+}
+
+/// The name in the kernel's answer.
+pub(super) fn name_of(request: &libc::ifreq) -> String {
     let bytes = request
         .ifr_name
         .iter()
         .map(|&byte| byte as u8)
         .take_while(|&byte| byte != 0)
         .collect::<Vec<_>>();
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Longest IP packet of an interface, in bytes.

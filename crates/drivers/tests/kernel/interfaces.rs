@@ -4,6 +4,8 @@ use super::INSIDE;
 use super::support::packet::Path;
 use super::support::{Port, TIMEOUT};
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
+use dominoes_drivers::tun::TunOptions;
+use dominoes_drivers::{IP_MAC, IP_PEER_MAC};
 use std::env;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::process::{Command, ExitCode};
@@ -32,6 +34,9 @@ impl Peer {
     }
 
     pub(crate) fn mac(&self) -> [u8; 6] {
+        if self.kernels.starts_with("tun") {
+            return IP_PEER_MAC;
+        }
         let text = std::fs::read_to_string(format!("/sys/class/net/{}/address", self.kernels));
         // Before sysfs is mounted in the new namespace, it shows the old one; ask `ip` then.
         let text = text.unwrap_or_else(|_| {
@@ -57,6 +62,9 @@ impl Peer {
 
     /// Adds our Ethernet address to the kernel's neighbor table, so that it need not ask.
     pub(crate) fn introduce(&self, mac: [u8; 6]) {
+        if mac == IP_MAC {
+            return;
+        }
         let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
         ip(&format!(
             "neigh replace {} lladdr {mac} dev {}",
@@ -187,6 +195,22 @@ impl TapInterface {
             subnet: self.subnet,
         }
     }
+}
+
+/// A TUN interface that has the kernel's address. Removed with its device.
+pub(crate) fn tun(options: TunOptions) -> (Port, Peer) {
+    let subnet = NEXT_SUBNET.fetch_add(1, Relaxed);
+    let name = format!("tun{subnet}");
+    let port = Port::new(options.open(&name).unwrap());
+    let kernels = name.clone();
+    ip(&format!("addr add 10.78.{subnet}.2/24 dev {name}"));
+    bring_up(&name);
+    let peer = Peer {
+        ours: name,
+        kernels,
+        subnet,
+    };
+    (port, peer)
 }
 
 /// Runs this program again in a new network namespace.

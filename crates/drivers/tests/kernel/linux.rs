@@ -21,12 +21,15 @@ mod rings;
 mod support;
 #[path = "tap.rs"]
 mod tap;
+#[path = "tun.rs"]
+mod tun;
 
 use af_xdp::open_xdp;
 use dominoes_drivers::DeviceError;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
 use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, XdpMode, XdpTransmit};
 use dominoes_drivers::tap::Tap;
+use dominoes_drivers::tun::Tun;
 use interfaces::{TapInterface, Veth, enter_namespace, ip, try_ip};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::env;
@@ -51,6 +54,8 @@ pub(super) fn main() -> ExitCode {
         }
         // The kernel's neighbor discovery would mix with the tests' frames.
         let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
+        // Sockets between two devices hold as many packets as a test sends at once.
+        let _ = std::fs::write("/proc/sys/net/unix/max_dgram_qlen", "512");
         None
     } else {
         match enter_namespace() {
@@ -82,6 +87,7 @@ fn trials(missing: &Missing) -> Vec<Trial> {
     trials.extend(af_packet::trials(missing));
     trials.extend(af_xdp::trials(missing));
     trials.extend(tap::trials(missing));
+    trials.extend(tun::trials(missing));
     trials.extend(edges::trials(missing));
     trials.extend(killed::trials(missing));
     #[cfg(feature = "smoltcp")]
@@ -107,7 +113,10 @@ fn trials(missing: &Missing) -> Vec<Trial> {
             "tap::a_missing_privilege_is_named",
             "tools",
             missing.tap.clone(),
-            || privilege("tap", "net_admin"),
+            || {
+                privilege("tap", "net_admin")?;
+                privilege("tun", "net_admin")
+            },
         ),
     ]);
     trials
@@ -290,6 +299,7 @@ fn open_and_report(what: &str) -> ExitCode {
     let error = match what.split_once(':') {
         Some(("packet", interface)) => AfPacket::open(interface, AfPacketOptions::default()).err(),
         Some(("tap", interface)) => Tap::open(interface).err(),
+        Some(("tun", interface)) => Tun::open(interface).err(),
         Some(("xdp", interface)) => AfXdp::open(interface, &AfXdpOptions::default()).err(),
         Some(("flood", what)) => what
             .split_once(':')

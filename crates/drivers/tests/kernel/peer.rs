@@ -1,13 +1,15 @@
 //! Devices whose other end is the kernel's stack.
 
 use super::af_xdp::open_xdp;
-use super::interfaces::{Peer, TapInterface, Veth, bring_up, ip, wait_until_running};
+use super::interfaces::{Peer, TapInterface, Veth, bring_up, ip, tun, wait_until_running};
 use super::support::packet::{self, ACK, Path, RST, SYN, Tcp, experiment};
 use super::support::{Port, TIMEOUT};
+use super::tun::adopted;
 use super::{Missing, RINGS};
 use dominoes_drivers::af_packet::AfPacketOptions;
 use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, XdpTransmit};
 use dominoes_drivers::tap::Tap;
+use dominoes_drivers::tun::Tun;
 use dominoes_drivers::{DeviceError, GsoKind, RxChecksum, RxChecksumSupport, TxFrame};
 use libtest_mimic::Trial;
 use std::io::{Read, Write};
@@ -92,6 +94,29 @@ pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
             let (tap, interface) = TapInterface::new(Tap::options());
             test(tap, interface.peer());
         }));
+        // There is no ARP.
+        if name != "the_kernel_asks_for_our_address" {
+            trials.push(missing.tap(&format!("tun::{name}"), move || {
+                let (tun, peer) = tun(Tun::options());
+                test(tun, peer);
+            }));
+            trials.push(
+                missing.tap(&format!("tun_of_a_descriptor::{name}"), move || {
+                    let (tun, peer) = adopted(true);
+                    test(tun, peer);
+                }),
+            );
+        }
+        if name != "the_kernel_asks_for_our_address"
+            && name != "tcp_moves_in_large_frames_both_ways"
+        {
+            trials.push(
+                missing.tap(&format!("tun_without_headers::{name}"), move || {
+                    let (tun, peer) = adopted(false);
+                    test(tun, peer);
+                }),
+            );
+        }
     }
     trials.extend([
         missing.trial(
@@ -136,7 +161,12 @@ fn a_datagram_reaches_the_kernel(mut port: Port, peer: Peer) {
 
     // First the device computes the checksum, then we do.
     let packet = packet::udp(path, b"left to the device", None);
-    assert_eq!(port.tx.transmit(&[packet.frame()]), Ok(1));
+    let bytes = packet.completed();
+    let frame = match port.caps.tx_checksum {
+        true => packet.frame(),
+        false => TxFrame::new(&bytes),
+    };
+    assert_eq!(port.tx.transmit(&[frame]), Ok(1));
     let (len, from) = socket.recv_from(&mut buffer).unwrap();
     assert_eq!(
         (&buffer[..len], from.port()),
@@ -366,8 +396,7 @@ fn error_of(port: &mut Port) -> DeviceError {
 
 fn a_link_that_goes_down_says_so_and_comes_back(mut port: Port, peer: Peer) {
     let is_tap = peer.ours == peer.kernels;
-    let mac = peer.mac();
-    let bytes = experiment(mac, port.mac, 1, 60);
+    let bytes = experiment(peer.mac(), port.mac, 1, 60);
     ip(&format!("link set {} down", peer.ours));
     let down = DeviceError::Down {
         interface: peer.ours.clone(),

@@ -1,6 +1,8 @@
 //! Packets to send, with the work that they leave to the device, and parsers of received packets.
 
-use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxFrame, TxMeta, complete_checksum};
+use dominoes_drivers::{
+    Gso, GsoKind, IP_MAC, TxChecksum, TxFrame, TxMeta, complete_checksum, ip_header,
+};
 use dominoes_testkit::packet::{self, Header, Segment, UDP};
 use std::net::Ipv4Addr;
 
@@ -9,16 +11,46 @@ pub use dominoes_testkit::packet::{ACK, LOWER as L4_START, RST, SYN};
 /// The EtherType for local experiments, which kernels ignore.
 pub const EXPERIMENT: [u8; 2] = [0x88, 0xb5];
 
-/// A frame for local experiments of `len` bytes, whose payload is derived from `number`.
+/// The protocol for experiments (RFC 3692), which kernels ignore.
+const EXPERIMENTAL: u8 = 253;
+
+/// A frame for local experiments of `len` bytes, whose payload is derived from `number`. For IP
+/// devices it holds a packet of IPv4 or IPv6.
 pub fn experiment(to: [u8; 6], from: [u8; 6], number: u32, len: usize) -> Vec<u8> {
-    let mut frame = [&to[..], &from, &EXPERIMENT, &number.to_be_bytes()].concat();
+    let mut frame = match [to, from].contains(&IP_MAC) {
+        true => experimental_packet(number, len),
+        false => [&to[..], &from, &EXPERIMENT].concat(),
+    };
+    frame.extend(number.to_be_bytes());
     frame.extend((frame.len()..len).map(|at| (number as usize * 31 + at) as u8));
     frame
 }
 
+/// The headers of a frame of `len` bytes.
+fn experimental_packet(number: u32, len: usize) -> Vec<u8> {
+    let (v4, v6) = (len as u16 - 14, len as u16 - 54);
+    let packet = if number.is_multiple_of(2) {
+        let mut packet = vec![0x45, 0, 0, 0, 0, 0, 0, 0, 64, EXPERIMENTAL, 0, 0];
+        packet[2..4].copy_from_slice(&v4.to_be_bytes());
+        packet.extend([198, 18, 0, 1, 198, 18, 0, 2]);
+        packet
+    } else {
+        let mut packet = vec![0x60, 0, 0, 0, 0, 0, EXPERIMENTAL, 64];
+        packet[4..6].copy_from_slice(&v6.to_be_bytes());
+        packet.extend([0xfd; 32]);
+        packet
+    };
+    [&ip_header(&packet).expect("a packet"), &packet[..]].concat()
+}
+
 /// Whether this is a frame for local experiments.
 pub fn is_experiment(frame: &[u8]) -> bool {
-    frame.get(12..14) == Some(&EXPERIMENT)
+    let protocol = match frame.get(12..14) {
+        Some([0x08, 0x00]) => frame.get(23),
+        Some([0x86, 0xdd]) => frame.get(20),
+        kind => return kind == Some(&EXPERIMENT),
+    };
+    protocol == Some(&EXPERIMENTAL)
 }
 
 /// Source and destination of a packet.

@@ -36,6 +36,8 @@ use crate::time::Instant;
 pub struct IpHostConfig {
     /// Its link-layer address.
     pub mac: [u8; 6],
+    /// The link-layer address of all neighbours, on a link without ARP and neighbour discovery.
+    pub fixed_mac: Option<Mac>,
     /// Its addresses and routes.
     pub site: Site,
     /// Key of the numbers that outsiders must not predict.
@@ -117,7 +119,7 @@ impl IpHost {
             is_looping: false,
             keys: config.keys,
             mtu: config.mtu,
-            neighbors: Neighbors::new(config.send_buffer),
+            neighbors: Neighbors::new(config.send_buffer).with_fixed_mac(config.fixed_mac),
             claims: Claims::default(),
             link: None,
             reassembly: Reassembly::new(config.reassembly),

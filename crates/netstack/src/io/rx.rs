@@ -38,6 +38,7 @@ use crate::ip::route::Site;
 use crate::keys::Keys;
 use crate::log::request::{Body, ConnId, Digest, Flow, GroupIndex, NetworkError, Request, Verdict};
 use crate::packet as wire;
+use crate::packet::flow::Mac;
 use crate::packet::{Malformed, Packet};
 use crate::seqnum::SeqNum;
 use crate::state::demux::Grouping;
@@ -143,7 +144,7 @@ impl Drop for RxPump {
 impl RxPump {
     pub(crate) fn new(
         world: Arc<World>,
-        site: Site,
+        (site, fixed_mac): (Site, Option<Mac>),
         secret: [u64; 2],
         reassembly: ReassemblyLimits,
         recorder: Option<Recorder>,
@@ -152,6 +153,7 @@ impl RxPump {
         let limits = &world.limits;
         let host = IpHost::new(IpHostConfig {
             mac: world.mac,
+            fixed_mac,
             site,
             keys: world.keys,
             mtu: limits.mtu,

@@ -18,6 +18,7 @@ use crate::ip::route::{MAX_ADDRESSES, Route, Site, may_be_ours_v4};
 use crate::ip::v6::{Ipv6Config, is_in, may_be_ours};
 use crate::keys::Keys;
 use crate::log::request::{Address, GroupIndex};
+use crate::packet::flow::Mac;
 use crate::packet::{ETHERNET_HEADER, IPV6_MIN_MTU, MAX_HEADERS};
 use crate::udp::gather::FrameBounds;
 
@@ -330,7 +331,7 @@ impl Setup {
         }
         let slot_len = MAX_HEADERS + usize::from(limits.mss()).max(limits.frame_payload as usize);
         let slot_len = slot_len.max(ETHERNET_HEADER + usize::from(frame_bounds.packet_len));
-        let mac = device.mac();
+        let (mac, fixed_mac) = (device.mac(), caps.only_peer().map(Mac));
         // The first of several groups manages our addresses.
         let filter = device.address_filter().filter(|_| self.group.is_first());
         let (rx, mut tx) = device.split();
@@ -362,7 +363,7 @@ impl Setup {
         let claimer = Claimer::new(Arc::clone(&world), rx);
         let mut rx = RxPump::new(
             Arc::clone(&world),
-            site,
+            (site, fixed_mac),
             self.secret,
             self.reassembly,
             self.recorder,

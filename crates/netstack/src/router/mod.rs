@@ -65,7 +65,7 @@ use crate::error::{ConfigError, StackError};
 use crate::ip::rate_limit::Rate;
 use crate::ip::route::{AddressKind, Route, RouteTable, Site};
 use crate::keys::Keys;
-use crate::packet::flow::Address;
+use crate::packet::flow::{Address, Mac};
 use crate::stack::{parse_cidr, random};
 use crate::time::Instant;
 use input::Input;
@@ -167,6 +167,7 @@ impl RouterBuilder {
                 },
             );
             let (caps, mac) = (device.capabilities(), device.mac());
+            let fixed_mac = caps.only_peer().map(Mac);
             let (rx, tx) = device.split();
             ports.push(Port {
                 site,
@@ -174,7 +175,7 @@ impl RouterBuilder {
                 mtu: u16::try_from(caps.mtu).unwrap_or(u16::MAX),
                 caps,
                 waker: rx.waker(),
-                output: Mutex::new(Output::new(tx)),
+                output: Mutex::new(Output::new(tx, fixed_mac)),
                 stats: Mutex::default(),
             });
             receivers.push(rx);

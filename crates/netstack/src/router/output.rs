@@ -26,10 +26,11 @@ pub(super) struct Output {
 }
 
 impl Output {
-    pub(super) fn new(tx: Box<dyn DeviceTx>) -> Self {
+    /// `fixed_mac`: the link-layer address of all neighbours, on a link without ARP.
+    pub(super) fn new(tx: Box<dyn DeviceTx>, fixed_mac: Option<Mac>) -> Self {
         Output {
             tx,
-            neighbors: Neighbors::default(),
+            neighbors: Neighbors::default().with_fixed_mac(fixed_mac),
             queue: VecDeque::new(),
             overflowed: 0,
             unresolved: 0,

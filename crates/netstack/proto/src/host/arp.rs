@@ -164,7 +164,7 @@ impl IpHost {
 
     /// When an address is announced that is claimed now, if that is configured.
     fn first_announcement(&self, now: Instant) -> Instant {
-        match self.announce {
+        match self.announce && self.neighbors.asks() {
             true => now,
             false => Instant::NEVER,
         }
@@ -191,6 +191,10 @@ impl IpHost {
 
     /// Learns the sender's address, and answers requests for ours.
     pub fn arp(&mut self, now: Instant, arp: &wire::Arp) {
+        if !self.neighbors.asks() {
+            self.stats.unknown += 1;
+            return;
+        }
         let meaning = ArpMeaning::of(arp, &self.site, self.mac);
         self.stats.arp += u64::from(meaning != ArpMeaning::Martian);
         match meaning {

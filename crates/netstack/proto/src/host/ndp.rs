@@ -39,7 +39,11 @@ pub(super) struct LinkState {
 impl IpHost {
     /// The host has IPv6. `routes` are all that are configured. Returns its place at the start, if
     /// it is the first of several hosts.
-    pub fn enable_v6(&mut self, config: Ipv6Config, routes: &[Route]) -> Option<Place> {
+    pub fn enable_v6(&mut self, mut config: Ipv6Config, routes: &[Route]) -> Option<Place> {
+        if !self.neighbors.asks() {
+            // No host on this link can have our address.
+            config.duplicate_probes = 0;
+        }
         let (heeds_routers, heeds_redirects) = (config.autoconfigure, config.redirects);
         let mut link = Ipv6Link::new(self.mac, config, routes, &self.keys);
         // The age of the stack is its time. Sockets may ask before the first turn.
@@ -142,7 +146,14 @@ impl IpHost {
         let frame = match action {
             Action::Probe(target) => ndp::solicitation(mac, nowhere, None, target),
             Action::SolicitRouters => ndp::router_solicitation(mac, local),
-            Action::Report { groups, is_new } => {
+            Action::Report { mut groups, is_new } => {
+                if !self.neighbors.asks() {
+                    // No host solicits us.
+                    groups.retain(|group| !ndp::is_solicited_node(*group));
+                }
+                if groups.is_empty() {
+                    return;
+                }
                 let mode = if is_new {
                     Mode::ToExclude
                 } else {
@@ -207,6 +218,12 @@ impl IpHost {
             return;
         }
         match ndp::parse(frame) {
+            Some(NdpMessage::Solicitation { .. } | NdpMessage::Advertisement { .. })
+                if !self.neighbors.asks() =>
+            {
+                self.stats.neighbor_messages -= 1;
+                self.stats.unknown += 1;
+            }
             Some(NdpMessage::Solicitation { src, target, mac }) => {
                 self.solicited(now, src, target, mac.map(Mac));
             }

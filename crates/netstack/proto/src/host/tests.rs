@@ -25,6 +25,7 @@ fn ends(is_v4: bool) -> (Address, Address) {
 /// A host with an address of each family.
 fn host() -> IpHost {
     let mut host = IpHost::new(IpHostConfig {
+        fixed_mac: None,
         mac: OWN_MAC,
         site: Site::new(ends(true).0, 24, None, &[]),
         keys: Keys::new([1, 2]),

@@ -121,6 +121,9 @@ pub enum Cause {
 /// The neighbour cache and the pending resolutions. `F` is the type of a waiting frame.
 #[derive(Debug)]
 pub struct Neighbors<F = Vec<u8>> {
+    /// The link-layer address of all neighbours, on a link without ARP and neighbour discovery.
+    /// The table is empty then.
+    fixed_mac: Option<Mac>,
     moves: TokenBucket,
     /// When a link-layer address last changed.
     moved: Option<Instant>,
@@ -148,6 +151,7 @@ pub struct Neighbors<F = Vec<u8>> {
 impl<F> Default for Neighbors<F> {
     fn default() -> Self {
         Neighbors {
+            fixed_mac: None,
             moves: TokenBucket::new(MOVES.0, MOVES.1),
             moved: None,
             reachable_v6: REACHABLE_V6,
@@ -272,6 +276,18 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         }
     }
 
+    /// Gives all neighbours the same link-layer address, so that none is ever asked for.
+    #[must_use]
+    pub fn with_fixed_mac(mut self, mac: Option<Mac>) -> Self {
+        self.fixed_mac = mac;
+        self
+    }
+
+    /// Whether neighbours are asked for their link-layer addresses.
+    pub fn asks(&self) -> bool {
+        self.fixed_mac.is_none()
+    }
+
     /// Returns the link-layer address of a neighbour, which is needed now.
     pub fn lookup(&mut self, address: Address, now: Instant) -> Option<Mac> {
         self.lookup_for(Cause::Ours, address, now)
@@ -280,7 +296,9 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
     /// [`lookup`](Self::lookup) for frames that leave for `cause`. Neighbours that only answers
     /// need are evicted first.
     pub fn lookup_for(&mut self, cause: Cause, address: Address, now: Instant) -> Option<Mac> {
-        let known = self.table.get_mut(&address)?;
+        let Some(known) = self.table.get_mut(&address) else {
+            return self.fixed_mac;
+        };
         if known.is_silent {
             return None;
         }
@@ -321,6 +339,9 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
     }
 
     fn insert(&mut self, address: Address, mac: Mac, confirmed: Option<Instant>, now: Instant) {
+        if !self.asks() {
+            return;
+        }
         self.make_room();
         let known = Neighbor {
             mac,
@@ -477,7 +498,7 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
     /// Whether the link-layer address of `address` is known.
     pub fn is_known(&self, address: Address) -> bool {
         let known = self.table.get(&address);
-        known.is_some_and(|known| !known.is_silent)
+        known.map_or(!self.asks(), |known| !known.is_silent)
     }
 
     /// Evicts the least recently needed neighbours, if the table is full.

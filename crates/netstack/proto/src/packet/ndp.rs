@@ -35,6 +35,12 @@ pub const fn solicited_node(address: Address) -> Address {
     Address::of_words([0xff02 << 48, 1 << 32 | 0xff << 24 | low])
 }
 
+/// Whether a group is a solicited-node group.
+pub const fn is_solicited_node(group: Address) -> bool {
+    let [high, low] = group.words();
+    high == 0xff02 << 48 && low >> 24 == 0x01_ff
+}
+
 /// The link-layer address of a group (RFC 2464 section 7).
 pub const fn group_mac(group: Address) -> [u8; 6] {
     let [a, b, c, d] = group.v4_bits().to_be_bytes();
