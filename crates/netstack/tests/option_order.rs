@@ -14,8 +14,10 @@ use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::tls::{TlsHandshake, TlsStream};
 use dominoes_netstack::{Limits, Settings, SocketError, TcpStream, TcpView, Tuning, WriteMark};
+use dominoes_testkit::hand::{Scripted, setup};
 use dominoes_testkit::net::{HostConfig, HostId, Net};
-use dominoes_testkit::packet::Family;
+use dominoes_testkit::packet::{self, Family, TO_STACK};
+use dominoes_testkit::peer::Peer;
 
 use crate::support::connect;
 use crate::tls::fixture::{TLS13, configs, name};
@@ -272,6 +274,49 @@ fn an_option_of_a_tls_stream_takes_effect_behind_what_workers_seal() {
         let written = |bytes: &[u8]| assert_eq!(write.try_write(bytes).unwrap(), bytes.len());
         options_between_units(hosts, read.get_ref(), written, |len| len + 22);
     });
+}
+
+/// A run arrives while a change waits for units to be sealed. Its payload may be stored before it
+/// is verified; the payload of its duplicate must not be.
+#[test]
+fn a_damaged_duplicate_of_a_run_that_arrived_while_an_option_waited_changes_no_byte() {
+    const SIZE: usize = 3000;
+    for variant in [
+        Variant::Single,
+        Variant::Replicated(1),
+        Variant::Replicated(2),
+    ] {
+        let limits = limits().receive_buffer(1 << 13);
+        let mut host = Scripted::new(variant, setup(0, 1).limits(limits));
+        let listener = host.sockets().listen(7, 4).unwrap();
+        host.receive(packet::arp_reply(TO_STACK));
+        let mut peer = Peer::new(TO_STACK, (4000, 7), 100);
+        for frame in host.receive(peer.says(SYN, &[])) {
+            peer.hears(&frame);
+        }
+        host.receive(peer.says(ACK, &[]));
+        let stream = listener.try_accept().unwrap().0;
+        let stream = FramedStream::new(stream, Arc::new(Units)).unwrap();
+        let (mut read, mut write) = stream.split();
+        write.get_ref().set_nodelay(true).unwrap();
+        let mut payload = [0; SIZE];
+        for byte in 0..5 {
+            let unit = [&(SIZE as u16).to_be_bytes()[..], &[byte; SIZE]].concat();
+            // The last unit comes later than the first window: bytes are reserved for its parts.
+            for (at, part) in unit.chunks(SIZE / 3 + 1).enumerate() {
+                if (byte, at) == (4, 0) {
+                    assert_eq!(write.try_write(&[1; 8000]), Ok(8000));
+                    write.get_ref().set_tos(0x28);
+                }
+                let mut frame = peer.says(ACK, part);
+                host.receive(frame.clone());
+                frame.iter_mut().rev().take(900).for_each(|it| *it = 99);
+                host.receive(frame);
+            }
+            assert_eq!(read.try_read(&mut payload), Ok(SIZE), "{variant}: {byte}");
+            assert!(payload == [byte; SIZE], "{variant}: {byte}");
+        }
+    }
 }
 
 #[test]

@@ -696,6 +696,13 @@ impl<L: Log> Found for RunPublisher<'_, L> {
 fn sample_cursors(world: &World, digest: &mut Digest, ahead: Option<bool>, run: &mut Run) {
     if let Some(stream) = world.streams.get(digest.hint) {
         let (app_read, app_written) = stream.cursors();
+        // `reserve` must see every published run, even if the digest gets no cursors.
+        if let Some(is_unverified) = ahead
+            && digest.len > 0
+        {
+            let place = stream.reserve(digest.seg_seq, digest.len, app_read);
+            run.place = place.filter(|_| is_unverified);
+        }
         if stream.has_changes() {
             // The changes must be published before the bytes that were written after them.
             return;
@@ -703,11 +710,5 @@ fn sample_cursors(world: &World, digest: &mut Digest, ahead: Option<bool>, run: 
         digest.app_read = app_read as u32;
         digest.app_written = app_written as u32;
         digest.bits |= Digest::PROGRESS;
-        if let Some(is_unverified) = ahead
-            && digest.len > 0
-        {
-            let place = stream.reserve(digest.seg_seq, digest.len, app_read);
-            run.place = place.filter(|_| is_unverified);
-        }
     }
 }
