@@ -12,11 +12,14 @@ use std::time::Duration;
 use dominoes_netstack::Stack;
 use frame::Sample;
 
+/// How often a test looks at most, 50 ms apart: enough on a busy machine.
+const LOOKS: u32 = 1200;
+
 /// The frame of `stack` with `width` columns, once there are four established connections, and both
 /// addresses of each connection.
 fn frame_of_four(stack: &Stack, width: u16) -> (String, Vec<[String; 2]>) {
     let first = Sample::at(stack);
-    for _ in 0..200 {
+    for _ in 0..LOOKS {
         let text = frame::text("a test", &first, &Sample::at(stack), width);
         if text.matches("Established").count() == 4 {
             let connections = stack.connections(200);
@@ -57,7 +60,7 @@ fn a_frame_shows_threads_the_log_and_every_connection() {
         let mut text = String::new();
         let works = |text: &str| names.iter().all(|name| second(text, name) != "0");
         // On a busy machine it takes a while until every thread has reported activity.
-        for _ in 0..200 {
+        for _ in 0..LOOKS {
             sleep(Duration::from_millis(50));
             text = frame::text("a test", &first, &Sample::at(&stack), 120);
             if works(&text) && text.matches("Established").count() == 4 {

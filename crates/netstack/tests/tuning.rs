@@ -11,7 +11,7 @@ use dominoes_netstack::TcpState as State;
 use dominoes_netstack::config::CongestionControl;
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::{
-    ConnectionStats, Settings, SocketError, Stack, TcpListener, TcpStream, Tuning,
+    ConnectionStats, Limits, Settings, SocketError, Stack, TcpListener, TcpStream, Tuning,
 };
 
 /// Long enough for any event that happens at all.
@@ -202,12 +202,10 @@ fn threads_that_change_options_of_one_connection_do_not_undo_each_others() {
     assert_eq!((ours.settings(), ours.tuning()), before);
 }
 
-/// Writes until both rings are full, as nothing is read.
+/// Writes more than the peer's ring holds, while nothing is read.
 fn fill(stream: &mut TcpStream) {
-    stream
-        .set_write_timeout(Some(Duration::from_millis(100)))
-        .unwrap();
-    while stream.write(&[5; 100_000]).is_ok() {}
+    let more = Limits::default().receive_buffer as usize / 2 * 3;
+    stream.write_all(&vec![5; more]).unwrap();
 }
 
 #[test]
