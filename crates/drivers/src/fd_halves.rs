@@ -25,6 +25,8 @@ pub(crate) struct FdLink {
     pub(crate) vnet: usize,
     /// Whether it is a socket, whose errors may pass.
     pub(crate) is_socket: bool,
+    /// Whether an empty read says that the other end was closed. A datagram may be empty.
+    pub(crate) ends_empty: bool,
 }
 
 impl FdLink {
@@ -140,7 +142,7 @@ impl DeviceRx for FdRx {
             }
             let mut buffer = self.pool.take();
             let len = match sys::read_frame(self.link.fd.as_fd(), &mut buffer[begin..]) {
-                Ok(0) => {
+                Ok(0) if self.link.ends_empty => {
                     // The other end was closed.
                     self.pool.put(buffer);
                     self.is_gone = true;

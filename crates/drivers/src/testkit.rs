@@ -33,6 +33,7 @@ pub fn tap_rx(fd: OwnedFd) -> io::Result<Box<dyn DeviceRx>> {
         link: LinkType::Ethernet,
         vnet: HEADER_LEN_WITH_COUNT,
         is_socket: false,
+        ends_empty: false,
     };
     let rx = FdRx::new(link, FdEvent::new()?, Pool::new(POOL));
     Ok(Box::new(rx))

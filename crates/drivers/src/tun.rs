@@ -249,10 +249,10 @@ impl Tun {
             }
             Err(fd) => fd,
         };
-        match sys::socket_type(fd.as_fd()) {
-            Ok(libc::SOCK_DGRAM | libc::SOCK_SEQPACKET) => {}
+        let kind = match sys::socket_type(fd.as_fd()) {
+            Ok(kind @ (libc::SOCK_DGRAM | libc::SOCK_SEQPACKET)) => kind,
             _ => return Err(unsuitable("fd", "it is no TUN and no datagram socket")),
-        }
+        };
         if !matches!(options.vnet_header, 0 | 10 | 12) {
             return Err(unsuitable("fd", "a virtio header has 10 or 12 bytes"));
         }
@@ -271,6 +271,7 @@ impl Tun {
             link: LinkType::Ip,
             vnet: options.vnet_header,
             is_socket: true,
+            ends_empty: kind == libc::SOCK_SEQPACKET,
         };
         Self::new(link, None, caps, options)
     }
@@ -308,6 +309,7 @@ impl Tun {
             link: LinkType::Ip,
             vnet: 0,
             is_socket: false,
+            ends_empty: false,
         };
         Self::new(link, Some(reader), caps, options)
     }

@@ -99,6 +99,7 @@ impl InterfaceKind {
             link: self.link,
             vnet,
             is_socket: false,
+            ends_empty: false,
         };
         (link, caps)
     }
