@@ -45,6 +45,8 @@ enum Fault {
     LenPanics,
     Send(Failure),
     SendPanics,
+    /// The length of a unit of two bytes is this, or the call panics.
+    SentLen(Option<usize>),
 }
 
 /// Units with a header that holds the length, the disguised payload, and a checksum over both.
@@ -135,9 +137,10 @@ impl UnitProcessor for Disguise {
     }
 
     fn sent_len(&self, payload_len: usize) -> usize {
-        match self.is_fixed {
-            true => self.max_unit(),
-            false => HEADER + payload_len + SUM,
+        match self.fault {
+            Some((_, Fault::SentLen(len))) if payload_len == 2 => len.expect("planted"),
+            _ if self.is_fixed => self.max_unit(),
+            _ => HEADER + payload_len + SUM,
         }
     }
 
@@ -385,6 +388,44 @@ fn a_unit_that_cannot_be_made_is_not_sent_nor_any_behind_it() {
                 assert!(matches!(there.end, Some(Err(_))));
                 assert!(there.bytes.len() <= unit as usize * PAYLOAD);
                 assert!(here.end == Some(failed) || here.bytes.len() == texts[1].len());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_unit_whose_length_cannot_be_is_not_made_nor_any_behind_it() {
+    let too_long = Failure::Other("no unit is that long");
+    let panicked = Failure::Other("the processor panicked");
+    for variant in VARIANTS {
+        for (len, failure) in [
+            (Some(0), too_long),
+            (Some(HEADER + PAYLOAD + SUM + 1), too_long),
+            (None, panicked),
+        ] {
+            // What one call writes, and how much of that before the unit of two bytes.
+            for (write, before) in [(2, None), (PAYLOAD + 2, Some(PAYLOAD))] {
+                let processor = Disguise::FOUND.fails(0, Fault::SentLen(len));
+                let mut pair = Pair::new(host(variant), 1, [processor, Disguise::FOUND]);
+                let [ours, peer] = &mut pair.ends;
+                let failed = SocketError::Failed(failure);
+                assert_eq!(ours.try_write(b"one"), Ok(3));
+                let written = ours.try_write(&vec![1; write]);
+                assert_eq!(written, before.ok_or(failed), "{variant:?} {len:?}");
+                assert_eq!(ours.try_write(b"three"), Err(failed));
+                let (mut heard, mut end) = (0, None);
+                go_on(&mut pair.net, || {
+                    match peer.try_read(&mut [0; PAYLOAD]) {
+                        Ok(len) => heard += len,
+                        Err(SocketError::WouldBlock) => {}
+                        Err(error) => end = Some(error),
+                    }
+                    Ok::<bool, SocketError>(end.is_some())
+                })
+                .unwrap();
+                assert_eq!(end, Some(SocketError::Reset));
+                assert!(heard <= 3 + before.unwrap_or(0), "{heard}");
+                assert_eq!(ours.try_read(&mut [0; 9]), Err(failed));
             }
         }
     }

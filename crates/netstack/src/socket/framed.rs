@@ -242,18 +242,21 @@ impl FramedStream {
     ///
     /// # Errors
     /// [`SocketError::NotAlone`], [`SocketError::BufferTooShort`]; [`SocketError::Invalid`] if a
-    /// length of the processor is out of its range.
+    /// length of the processor is out of its range, [`SocketError::Failed`] if it panics.
     pub fn new(
         stream: TcpStream,
         processor: Arc<dyn UnitProcessor>,
     ) -> Result<FramedStream, SocketError> {
-        let units = Arc::new(Units {
-            max_payload: processor.max_payload(),
-            max_unit: processor.max_unit(),
-            header_len: processor.header_len(),
-            writes_all: processor.writes_all(Ours),
-            processor: Arc::clone(&processor),
+        let units = call(|| {
+            Ok(Units {
+                max_payload: processor.max_payload(),
+                max_unit: processor.max_unit(),
+                header_len: processor.header_len(),
+                writes_all: processor.writes_all(Ours),
+                processor: Arc::clone(&processor),
+            })
         });
+        let units = Arc::new(units.map_err(SocketError::Failed)?);
         if !units.is_valid() {
             return Err(SocketError::Invalid);
         }
@@ -288,6 +291,19 @@ impl Units {
         (1..=MAX_PAYLOAD).contains(&self.max_payload)
             && (1..=MAX_UNIT).contains(&self.max_unit)
             && self.header_len <= MAX_HEADER.min(self.max_unit)
+    }
+
+    /// The length that the processor returns for a unit, which has at least `least` bytes.
+    fn len(
+        &self,
+        least: usize,
+        len: impl FnOnce() -> Result<usize, Failure>,
+    ) -> Result<usize, Failure> {
+        let len = call(len)?;
+        match (least..=self.max_unit).contains(&len) {
+            true => Ok(len),
+            false => Err(Failure::Other("no unit is that long")),
+        }
     }
 }
 
@@ -346,11 +362,9 @@ impl Codec for Units {
 
     fn unit_len(&self, header: &[u8], arrived: usize) -> Result<usize, Failure> {
         let arrived = arrived.min(self.max_unit);
-        let len = call(|| self.processor.received_len(header, arrived))?;
-        match (self.header_len.max(1)..=self.max_unit).contains(&len) {
-            true => Ok(len),
-            false => Err(Failure::Other("no unit is that long")),
-        }
+        self.len(self.header_len.max(1), || {
+            self.processor.received_len(header, arrived)
+        })
     }
 
     /// A unit's number is its offset.
@@ -373,14 +387,14 @@ impl Codec for Units {
         }
     }
 
-    fn sealed_len(&self, text_len: usize) -> usize {
-        let _inside = InProcessor::enter();
-        self.processor.sent_len(text_len).clamp(1, self.max_unit)
-    }
-
-    fn fit(&self, len: usize, room: usize) -> usize {
+    fn fit(&self, len: usize, room: usize) -> Result<(usize, usize), Failure> {
         let len = len.min(self.max_payload);
-        if self.sealed_len(len) <= room { len } else { 0 }
+        let unit_len = self.len(1, || Ok(self.processor.sent_len(len)))?;
+        Ok(if unit_len <= room {
+            (len, unit_len)
+        } else {
+            (0, 0)
+        })
     }
 
     fn least_room(&self) -> usize {
@@ -473,7 +487,7 @@ mod tests {
             let mut sender = stage.sender();
             let connection = stage.half.stream()?;
             for _ in 0..3 {
-                assert!(stage.push(&mut sender, &connection, Units::TEXT, &[1; UNIT]));
+                assert!(stage.push(&mut sender, &connection, (Units::TEXT, &[1; UNIT]), UNIT));
             }
             let mut units = [0, 1, 2].map(|_| stage.sealing.claim());
             for unit in order {

@@ -74,16 +74,14 @@ pub(super) trait Codec: Sized + Send + Sync + 'static {
     /// Writes the text of received unit `number` to `text`. Returns its content type and length.
     fn open(&self, number: u64, unit: &[u8], text: &mut [u8]) -> Result<(u8, usize), Self::Fault>;
 
-    /// The length of a unit of `text_len` bytes of text.
-    fn sealed_len(&self, text_len: usize) -> usize;
-
-    /// How many of `len` bytes of text the next unit takes if it has `room` bytes; may be 0.
-    fn fit(&self, len: usize, room: usize) -> usize;
+    /// How many of `len` bytes of text the next unit takes if it has `room` bytes, and the length
+    /// of that unit; 0 and 0 if there is no room for it.
+    fn fit(&self, len: usize, room: usize) -> Result<(usize, usize), Self::Fault>;
 
     /// The room with which [`Codec::fit`] takes some bytes of any text.
     fn least_room(&self) -> usize;
 
-    /// Writes unit `number` to `unit`, which is [`Codec::sealed_len`] long.
+    /// Writes unit `number` to `unit`, which has the length that `text` needs.
     fn seal(
         &self,
         number: u64,
@@ -98,14 +96,13 @@ pub(super) trait Codec: Sized + Send + Sync + 'static {
     /// How the stream ends for its reader if it ends after a whole unit, or within one.
     fn end_of_stream(is_whole: bool) -> Result<(), Self::Error>;
 
-    /// Called before each unit that the application writes; `is_first`: the first of a call.
-    /// Returns whether the unit may be made now (`Continue(true)`); otherwise the writer tries
-    /// again (`Continue(false)`) or stops (`Break`).
+    /// Called before each unit that the application writes. Returns whether the unit may be made
+    /// now (`Continue(true)`); otherwise the writer tries again (`Continue(false)`) or stops
+    /// (`Break`).
     fn before_unit(
         _: &Stage<Self>,
         _: &mut Sender<Self>,
         _: &StreamRef<'_>,
-        _is_first: bool,
     ) -> Result<ControlFlow<(), bool>, Self::Error> {
         Ok(ControlFlow::Continue(true))
     }

@@ -80,14 +80,17 @@ impl<C: Codec> Stage<C> {
         self.check_open(&sender, &stream)?;
         let (mut done, mut has_missed) = (0, false);
         while done < from.len() {
-            match self.write_unit(&mut sender, &stream, &from[done..], done == 0)? {
-                0 if has_missed => break,
+            match self.write_unit(&mut sender, &stream, &from[done..]) {
+                Ok(0) if has_missed => break,
                 // From now on pollers report room. Some may have become free before, so try again.
-                0 => {
+                Ok(0) => {
                     stream.fell_short();
                     has_missed = true;
                 }
-                len => (done, has_missed) = (done + len, false),
+                Ok(len) => (done, has_missed) = (done + len, false),
+                Err(error) if done == 0 => return Err(error),
+                // The next call returns it.
+                Err(_) => break,
             }
         }
         if done == 0 && !from.is_empty() {
@@ -97,14 +100,12 @@ impl<C: Codec> Stage<C> {
         Ok(done)
     }
 
-    /// Makes a unit of as much of `left` as there is room for, and returns how much; `is_first`:
-    /// the first of a call.
+    /// Makes a unit of as much of `left` as there is room for, and returns how much.
     fn write_unit(
         self: &Arc<Self>,
         sender: &mut Sender<C>,
         stream: &StreamRef<'_>,
         left: &[u8],
-        is_first: bool,
     ) -> Result<usize, C::Error> {
         loop {
             if self.sealing.len() + C::CONTROL_UNITS >= UNITS {
@@ -115,14 +116,18 @@ impl<C: Codec> Stage<C> {
                 }
                 return Ok(0);
             }
-            match C::before_unit(self, sender, stream, is_first)? {
+            match C::before_unit(self, sender, stream)? {
                 ControlFlow::Continue(true) => break,
                 ControlFlow::Continue(false) => {}
                 ControlFlow::Break(()) => return Ok(0),
             }
         }
         let room = stream.writable_behind(sender.end);
-        let len = sender.codec.fit(left.len(), room);
+        let fit = sender.codec.fit(left.len(), room);
+        let (len, unit_len) = fit.map_err(|fault| {
+            self.fail(stream, fault);
+            C::refused(fault)
+        })?;
         if len == 0 {
             return Ok(0);
         }
@@ -135,9 +140,9 @@ impl<C: Codec> Stage<C> {
             self.share();
         }
         let made = if at_once {
-            self.seal_at_once(sender, stream, text)
+            self.seal_at_once(sender, stream, text, unit_len)
         } else {
-            self.push(sender, stream, C::TEXT, text)
+            self.push(sender, stream, (C::TEXT, text), unit_len)
         };
         Ok(if made { len } else { 0 })
     }
@@ -173,15 +178,15 @@ impl<C: Codec> Stage<C> {
         }
     }
 
-    /// Copies text into a unit, to be sealed later. Returns false if there is no room for it.
+    /// Copies text into a unit of `unit_len` bytes, to be sealed later. Returns false if there is
+    /// no room for it.
     pub(in crate::socket) fn push(
         &self,
         sender: &mut Sender<C>,
         stream: &StreamRef<'_>,
-        content: u8,
-        text: &[u8],
+        (content, text): (u8, &[u8]),
+        unit_len: usize,
     ) -> bool {
-        let unit_len = sender.codec.sealed_len(text.len());
         if stream.ring_room_behind(sender.end) < unit_len {
             return false;
         }
@@ -212,13 +217,18 @@ impl<C: Codec> Stage<C> {
         self.half.ahead.store(sender.end, Ordering::Relaxed);
     }
 
-    /// Seals text in the send ring at once, as a unit that no other thread can claim. Returns false
-    /// if there is no room for it.
+    /// Seals text in the send ring at once, as a unit of `unit_len` bytes that no other thread can
+    /// claim. Returns false if there is no room for it.
     ///
     /// If the codec panics, there is no such unit, and the next one takes its offset and number: no
     /// bytes after the sealed prefix are sent.
-    fn seal_at_once(&self, sender: &mut Sender<C>, stream: &StreamRef<'_>, text: &[u8]) -> bool {
-        let unit_len = sender.codec.sealed_len(text.len());
+    fn seal_at_once(
+        &self,
+        sender: &mut Sender<C>,
+        stream: &StreamRef<'_>,
+        text: &[u8],
+        unit_len: usize,
+    ) -> bool {
         if stream.ring_room_behind(sender.end) < unit_len || !self.sealing.has_room() {
             return false;
         }
@@ -313,11 +323,8 @@ impl<C: Codec> Stage<C> {
                 world.raise(&stream);
                 stream.waiting().notify_all();
             }
-            if let Some(fault) = failed
-                && self.failed.set(fault).is_ok()
-            {
-                self.abort();
-                stream.waiting().notify_all();
+            if let Some(fault) = failed {
+                self.fail(&stream, fault);
             }
             // ORDERING: Acquire, pairs with the Release in `end`.
             if self.is_ending.load(Ordering::Acquire)
@@ -332,6 +339,14 @@ impl<C: Codec> Stage<C> {
                 stream.waiting().notify_all();
             }
         });
+    }
+
+    /// Resets the connection because a unit cannot be made.
+    fn fail(&self, stream: &StreamRef<'_>, fault: C::Fault) {
+        if self.failed.set(fault).is_ok() {
+            self.abort();
+            stream.waiting().notify_all();
+        }
     }
 
     /// Resets the connection.

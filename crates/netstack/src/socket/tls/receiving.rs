@@ -143,7 +143,7 @@ impl Reader {
                 if asks {
                     // Our KeyUpdate is sent before the next record (RFC 8446 section 4.6.3); one
                     // answers all requests until then.
-                    protocol.owes_update.store(true, Ordering::Release);
+                    protocol.owes_update.store(true, Ordering::Relaxed);
                 }
                 Ok(())
             }

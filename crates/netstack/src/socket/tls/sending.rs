@@ -23,46 +23,62 @@ impl Session {
         &self,
         sender: &mut Sender,
         stream: &StreamRef<'_>,
-        is_first: bool,
     ) -> Result<ControlFlow<(), bool>, TlsError> {
-        let owes = self.extra.owes_update.swap(false, Ordering::AcqRel);
         let limit = self.extra.limit.load(Ordering::Relaxed);
         let is_used_up = sender.number + CONTROL_RECORDS >= limit;
         if is_used_up && self.extra.version == Version::Tls12 {
-            return match is_first {
-                true => Err(TlsError::KeyExhausted),
-                false => Ok(ControlFlow::Break(())),
-            };
+            return Err(TlsError::KeyExhausted);
         }
-        if !owes && !is_used_up {
+        // ORDERING: Relaxed, here and elsewhere: only its own value counts.
+        if !is_used_up && !self.extra.owes_update.load(Ordering::Relaxed) {
             return Ok(ControlFlow::Continue(true));
         }
-        if self.update(sender, stream, false) {
-            return Ok(ControlFlow::Continue(false));
-        }
-        self.extra.owes_update.store(owes, Ordering::Release);
-        Ok(ControlFlow::Break(()))
+        Ok(match self.update(sender, stream, false)? {
+            true => ControlFlow::Continue(false),
+            false => ControlFlow::Break(()),
+        })
+    }
+
+    /// Makes a record of other content than the application's. Returns false if there is no room
+    /// for it.
+    pub(super) fn push_control(
+        &self,
+        sender: &mut Sender,
+        stream: &StreamRef<'_>,
+        content: u8,
+        text: &[u8],
+    ) -> bool {
+        let len = text.len() + sender.codec.overhead();
+        self.push(sender, stream, (content, text), len)
     }
 
     /// Sends a KeyUpdate, and changes to the next key (RFC 8446 section 4.6.3). `asks`: asks the
     /// peer to do so as well. Returns false if there is no room for it.
-    fn update(&self, sender: &mut Sender, stream: &StreamRef<'_>, asks: bool) -> bool {
+    fn update(
+        &self,
+        sender: &mut Sender,
+        stream: &StreamRef<'_>,
+        asks: bool,
+    ) -> Result<bool, TlsError> {
         let message = [24, 0, 0, 1, u8::from(asks)];
         let room = stream.ring_room_behind(sender.end);
-        if self.sealing.len() >= UNITS || room < sender.codec.sealed_len(message.len()) {
-            return false;
+        if self.sealing.len() >= UNITS || room < message.len() + sender.codec.overhead() {
+            return Ok(false);
         }
         let Some(keys) = self.extra.kernel().next_keys(false) else {
             sender.over = Some(TlsError::KeyExhausted);
-            return false;
+            return Err(TlsError::KeyExhausted);
         };
         if asks {
             // Counted before it is sent, and so before it is answered.
             self.extra.asked_updates.fetch_add(1, Ordering::Relaxed);
+        } else {
+            // A request that comes from now on gets another one.
+            self.extra.owes_update.store(false, Ordering::Relaxed);
         }
-        let pushed = self.push(sender, stream, HANDSHAKE, &message);
+        let pushed = self.push_control(sender, stream, HANDSHAKE, &message);
         (sender.codec, sender.number) = (Arc::new(keys), 0);
-        pushed
+        Ok(pushed)
     }
 
     /// Sends a KeyUpdate for the application.
@@ -79,7 +95,7 @@ impl Session {
             stream.fell_short();
             return Err(SocketError::WouldBlock.into());
         }
-        if !self.update(&mut sender, &stream, true) {
+        if !self.update(&mut sender, &stream, true)? {
             return Err(SocketError::WouldBlock.into());
         }
         self.seal_all();
@@ -93,7 +109,7 @@ impl Session {
             && sender.over.is_none()
             && self.sealing.len() + Keys::CONTROL_UNITS < UNITS
         {
-            self.push(&mut sender, &stream, ALERT, &[1, alert.into()]);
+            self.push_control(&mut sender, &stream, ALERT, &[1, alert.into()]);
             self.seal_all();
         }
     }

@@ -136,14 +136,14 @@ impl Codec for Keys {
         Keys::open(self, number, header, body, text)
     }
 
-    fn sealed_len(&self, text_len: usize) -> usize {
-        text_len + self.overhead()
-    }
-
-    fn fit(&self, len: usize, room: usize) -> usize {
+    fn fit(&self, len: usize, room: usize) -> Result<(usize, usize), AlertDescription> {
         let wanted = len.min(MAX_TEXT);
         let len = wanted.min(room.saturating_sub(self.overhead() + CONTROL_ROOM));
-        if len < wanted.min(MIN_PIECE) { 0 } else { len }
+        Ok(if len < wanted.min(MIN_PIECE) {
+            (0, 0)
+        } else {
+            (len, len + self.overhead())
+        })
     }
 
     fn least_room(&self) -> usize {
@@ -173,9 +173,8 @@ impl Codec for Keys {
         session: &Session,
         sender: &mut Sender,
         stream: &StreamRef<'_>,
-        is_first: bool,
     ) -> Result<ControlFlow<(), bool>, TlsError> {
-        session.before_record(sender, stream, is_first)
+        session.before_record(sender, stream)
     }
 
     fn take(reader: &mut Reader, content: u8, len: usize) -> Result<(), AlertDescription> {
@@ -193,6 +192,6 @@ impl Codec for Keys {
             None => [1, 0],
             Some(alert) => [2, alert.into()],
         };
-        session.push(sender, stream, ALERT, &alert);
+        session.push_control(sender, stream, ALERT, &alert);
     }
 }
