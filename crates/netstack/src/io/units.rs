@@ -25,6 +25,7 @@
 
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::Ordering;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
@@ -291,7 +292,7 @@ pub(crate) struct Serial {
 
 impl Serial {
     /// Calls `work`, unless another thread is working; that thread then calls its own `work` again,
-    /// after this call began.
+    /// after this call began. If `work` unwinds, so does this call, after the last call of `work`.
     pub(crate) fn run(&self, mut work: impl FnMut()) {
         // ORDERING: AcqRel: Release, pairs with the Acquire of the working thread when it subtracts
         // this call, which then sees everything done before it; Acquire, pairs with the Release of
@@ -299,24 +300,15 @@ impl Serial {
         if self.calls.fetch_add(1, Ordering::AcqRel) != 0 {
             return;
         }
-        let unwound = Unwound(self);
-        let mut seen = 1u64;
+        let (mut seen, mut worked) = (1u64, Ok(()));
         while seen != 0 {
-            work();
+            worked = worked.and(catch_unwind(AssertUnwindSafe(&mut work)));
             // ORDERING: AcqRel, as above.
             seen = self.calls.fetch_add(seen.wrapping_neg(), Ordering::AcqRel) - seen;
         }
-        core::mem::forget(unwound);
-    }
-}
-
-/// Lets other threads work after `work` unwinds.
-struct Unwound<'a>(&'a Serial);
-
-impl Drop for Unwound<'_> {
-    fn drop(&mut self) {
-        // ORDERING: AcqRel, as in `run`.
-        self.0.calls.swap(0, Ordering::AcqRel);
+        if let Err(panic) = worked {
+            resume_unwind(panic);
+        }
     }
 }
 
@@ -378,6 +370,10 @@ pub(crate) struct UnitQueue {
     buffers: ArrayQueue<TextBuffer>,
     /// The last owner that was made.
     owners: AtomicU64,
+    /// Owners that are gone. One thread at a time zeroes their text: it takes each buffer out while
+    /// it checks the buffer's owner, and another thread would miss that buffer.
+    gone: SegQueue<Owner>,
+    zeroing: Serial,
     /// The worker that processes the unit after this many more unwinds, counted from 1; 0: no
     /// worker does.
     #[cfg(feature = "testkit")]
@@ -396,6 +392,8 @@ impl UnitQueue {
             waiting: SegQueue::new(),
             buffers: ArrayQueue::new(KEPT_BUFFERS),
             owners: AtomicU64::new(0),
+            gone: SegQueue::new(),
+            zeroing: Serial::default(),
             #[cfg(feature = "testkit")]
             fails_after: core::sync::atomic::AtomicU64::new(0),
             #[cfg(feature = "testkit")]
@@ -456,13 +454,20 @@ impl UnitQueue {
         }
     }
 
-    /// Zeroes the text of `owner` in all buffers that are kept.
+    /// Zeroes the text of `owner` in all buffers that are kept, or lets a thread do so that is
+    /// zeroing now.
     pub(crate) fn forget(&self, owner: Owner) {
+        self.gone.push(owner);
+        self.zeroing.run(|| self.zero_gone());
+    }
+
+    fn zero_gone(&self) {
+        let gone: Vec<Owner> = core::iter::from_fn(|| self.gone.pop()).collect();
         for _ in 0..self.buffers.len() {
             let Some(mut kept) = self.buffers.pop() else {
                 return;
             };
-            if kept.owner == owner {
+            if gone.contains(&kept.owner) {
                 kept.bytes.zeroize();
                 kept.owner = Owner::default();
             }
@@ -574,6 +579,24 @@ mod tests {
     }
 
     #[test]
+    fn text_in_the_hands_of_a_thread_that_zeroes_other_text_is_zeroed_too() {
+        let queue = UnitQueue::new();
+        let owner = queue.owner();
+        let mut buffer = queue.buffer(owner);
+        buffer.fill(7);
+        let mut held = Some(buffer);
+        queue.zeroing.run(|| match held.take() {
+            Some(buffer) => {
+                queue.forget(owner);
+                queue.give_back(buffer);
+            }
+            None => queue.zero_gone(),
+        });
+        let kept = queue.buffers.pop().unwrap();
+        assert!(kept.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
     fn only_the_done_prefix_is_taken() {
         let ring = ring(4, 3);
         let [a, b] = [ring.claim().unwrap(), ring.claim().unwrap()];
@@ -655,6 +678,23 @@ mod tests {
         let mut ran = false;
         serial.run(|| ran = true);
         assert!(ran);
+    }
+
+    #[test]
+    fn work_that_comes_while_its_thread_unwinds_is_done_too() {
+        let serial = Serial::default();
+        let runs = AtomicUsize::new(0);
+        let dies = || {
+            serial.run(|| {
+                if runs.fetch_add(1, Ordering::Relaxed) == 0 {
+                    serial.run(|| panic!("another thread is at it"));
+                    panic!("at work");
+                }
+            });
+        };
+        let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(dies));
+        assert!(died.is_err());
+        assert_eq!(runs.into_inner(), 2);
     }
 
     proptest! {
