@@ -65,7 +65,8 @@ counters! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     #[non_exhaustive]
     pub struct EffectStats {
-        /// Requests whose checksums the worker verified.
+        /// Requests whose checksums the worker verified; in `pipelined`, messages with frames whose
+        /// checksums a data stage found correct.
         pub prepared: u64,
         /// Payload bytes in these requests that it copied during the verification.
         pub stored_ahead: u64,

@@ -2,13 +2,14 @@
 
 use std::net::SocketAddr;
 
-use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_drivers::memory::{self, MemoryConfig, scripted_with};
 use dominoes_netstack::Limits;
 use dominoes_netstack::SocketError;
 use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::pipelined::{Pipeline, PipelinedLayout, StageKind};
 use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::variants::{Setup, Worker as _};
+use dominoes_testkit::{Host, Variant, packet};
 
 const BYTES: usize = 200_000;
 const CONNECTIONS: usize = 6;
@@ -127,4 +128,82 @@ fn several_protocol_stages_share_the_connections() {
         assert!(busy >= 2, "{workers} workers: {segments:?}");
         assert_eq!(server.workers().len(), workers);
     }
+}
+
+/// The acknowledgment comes after more frames than the interface stage claims in a turn.
+#[test]
+fn a_timer_does_not_fire_before_frames_that_arrived_earlier() {
+    let mac = packet::mac_of([10, 0, 0, 1]);
+    let (device, script) = scripted_with(MemoryConfig::default().macs(mac, mac));
+    let layout = PipelinedLayout::default().frames(1);
+    let mut near = Pipeline::new(setup(1), layout, Box::new(device)).unwrap();
+    let far_setup = Setup::new([10, 0, 0, 2].into(), 24, [3, 4]);
+    let mut far = Host::new(Variant::Single, far_setup, 1).unwrap();
+    let listener = far.sockets().listen(7, 1).unwrap();
+    let to = SocketAddr::new([10, 0, 0, 2].into(), 7);
+    let mut opening = near.sockets().begin_connect(to).unwrap();
+    let mut now = Instant::from_millis(1);
+    let send = |far: &Host| {
+        let sent = script.take_sent().into_iter();
+        sent.for_each(|(frame, _)| far.inject(frame));
+    };
+    let answer = |far: &Host| {
+        far.take_sent()
+            .into_iter()
+            .for_each(|frame| script.push(frame))
+    };
+    let mut pass = |near: &mut Pipeline, far: &mut Host| {
+        now += Duration::from_millis(1);
+        near.turn(now);
+        send(far);
+        far.turn(now);
+        answer(far);
+        now
+    };
+    let mut stream = loop {
+        pass(&mut near, &mut far);
+        if let Some(stream) = opening.try_finish().unwrap() {
+            break stream;
+        }
+    };
+    let _other = loop {
+        pass(&mut near, &mut far);
+        if let Ok(other) = listener.try_accept() {
+            break other;
+        }
+    };
+    for _ in 0..10 {
+        assert_eq!(stream.try_write(&[7; 100]), Ok(100));
+        for _ in 0..100 {
+            pass(&mut near, &mut far);
+        }
+    }
+    assert_eq!(stream.try_write(&[7; 100]), Ok(100));
+    for _ in 0..3 {
+        near.turn(now);
+    }
+    send(&far);
+    let prepared = near.effect_stats().prepared;
+    // Frames of an experimental protocol cause no request.
+    let noise = [&mac[..], &[2; 6], &[0x88, 0xb5], &[0; 46]].concat();
+    (0..40).for_each(|_| script.push(noise.clone()));
+    for _ in 0..100 {
+        now += Duration::from_millis(20);
+        far.turn(now);
+    }
+    answer(&far);
+    assert!(script.unclaimed() > 40, "the acknowledgment comes last");
+    for _ in 0..20 {
+        // The other stages finish before the interface stage continues.
+        near.workers()[0].turn(now);
+        for _ in 0..20 {
+            near.workers()[1].turn(now);
+            near.workers()[2].turn(now);
+        }
+        send(&far);
+    }
+    assert_eq!(script.unclaimed(), 0);
+    let stats = near.effect_stats();
+    assert_eq!(stats.sent_bytes, 1100);
+    assert_eq!(stats.prepared, prepared + 1, "noise has no checksum");
 }

@@ -63,7 +63,7 @@ pub(super) struct LastLook {
 }
 
 impl LastLook {
-    /// Records that the interface stage looked at the device at `now`, and had then sent `sent`
+    /// Records that the interface stage found the device empty at `now`, and had then sent `sent`
     /// messages.
     pub(super) fn report(&self, now: Instant, sent: u64) {
         // ORDERING: Relaxed for the count; the Release below publishes it and pairs with the
@@ -73,7 +73,7 @@ impl LastLook {
     }
 
     /// How many messages may hold frames that had arrived by `deadline`; `None` if the interface
-    /// stage has not looked at the device since.
+    /// stage has not found the device empty since.
     pub(super) fn messages_by(&self, deadline: Instant) -> Option<u64> {
         // ORDERING: as in `report`. A count from a later look is larger, which is harmless.
         let looked = self.at.load(Ordering::Acquire) >= deadline.as_nanos();

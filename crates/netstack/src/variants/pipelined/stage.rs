@@ -131,16 +131,15 @@ impl Interface {
     /// Deals received frames to the data stages in turn. Returns how much was done.
     pub(super) fn receive(&mut self, now: Instant) -> usize {
         let mut done = self.give_back();
-        let mut has_looked = false;
         for _ in 0..MAX_CLAIMS {
             if !self.to_data[self.next].has_room() {
                 break;
             }
             let mut frames = self.spare.pop().unwrap_or_default();
             let claimed = self.claimer.claim(self.most, &mut frames);
-            has_looked = true;
             if claimed == 0 {
                 self.spare.push(frames);
+                self.last_look.report(now, self.sent);
                 break;
             }
             done += claimed;
@@ -148,9 +147,6 @@ impl Interface {
             debug_assert!(sent.is_ok(), "no other stage sends here");
             self.sent += 1;
             self.next = (self.next + 1) % self.to_data.len();
-        }
-        if has_looked {
-            self.last_look.report(now, self.sent);
         }
         done
     }
@@ -283,12 +279,14 @@ impl Data {
             return done;
         };
         done += frames.len();
+        let mut verified = 0;
         for frame in &mut frames {
             if !is_verified_by_device(frame) && transport_is_good(frame.bytes()) {
                 frame.meta.checksum = RxChecksum::Valid;
+                verified = 1;
             }
         }
-        self.stats.prepared += 1;
+        self.stats.prepared += verified;
         match &self.classify {
             None => pass(&mut self.outputs[0], frames),
             Some(classify) => {
