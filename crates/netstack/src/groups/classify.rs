@@ -67,9 +67,10 @@ fn target_v6(grouping: &Grouping, frame: &[u8]) -> Target {
     let Some(header) = frame.first_chunk::<IPV6>() else {
         return Target::One(0);
     };
-    let Some((protocol, at)) = upper(frame, header[20]) else {
-        // A fragment, or malformed.
-        return Target::All;
+    let (protocol, at) = match upper(frame, header[20]) {
+        Some(Upper::Header(protocol, at)) => (protocol, at),
+        Some(Upper::Fragment) => return Target::All,
+        None => return Target::One(0),
     };
     let Some(&[a, b, c, d]) = frame.get(at..).and_then(|behind| behind.first_chunk()) else {
         return Target::One(0);
@@ -91,9 +92,16 @@ fn target_v6(grouping: &Grouping, frame: &[u8]) -> Target {
     }
 }
 
-/// The protocol after the extension headers, and the offset of its header; `None` for a fragment, a
-/// malformed packet, or more than eight extension headers.
-fn upper(frame: &[u8], first: u8) -> Option<(u8, usize)> {
+/// The content after the extension headers.
+enum Upper {
+    /// A protocol, and the offset of its header.
+    Header(u8, usize),
+    Fragment,
+}
+
+/// Finds the content after the extension headers; `None` for a malformed packet, or one with more
+/// than eight of them.
+fn upper(frame: &[u8], first: u8) -> Option<Upper> {
     const HOP_BY_HOP: u8 = 0;
     const ROUTING: u8 = 43;
     const FRAGMENT: u8 = 44;
@@ -111,11 +119,11 @@ fn upper(frame: &[u8], first: u8) -> Option<(u8, usize)> {
                 let [next, _, high, low] = *frame.get(at..)?.first_chunk()?;
                 // An atomic fragment is a whole datagram (RFC 6946).
                 if u16::from_be_bytes([high, low]) & !RESERVED_BITS != 0 {
-                    return None;
+                    return Some(Upper::Fragment);
                 }
                 (protocol, at) = (next, at + FRAGMENT_HEADER);
             }
-            _ => return Some((protocol, at)),
+            _ => return Some(Upper::Header(protocol, at)),
         }
     }
     None
@@ -180,6 +188,31 @@ mod tests {
             let mut to_all = packet(UDP, 0, [port, 2]);
             to_all[0] = 0xff;
             assert_eq!(whose(of, &to_all), Target::One(0));
+        }
+    }
+
+    #[test]
+    fn malformed_frames_reach_the_first_group_only() {
+        const ROUTING: u8 = 43;
+        const FRAGMENT: u8 = 44;
+        let v6 = |first: u8, behind: &[u8]| {
+            let mut frame = vec![0; ETHERNET + 40];
+            frame[12..14].copy_from_slice(&[0x86, 0xdd]);
+            frame[20] = first;
+            frame.extend(behind);
+            frame
+        };
+        // Chains that end early, and one of more headers than are read.
+        let cut = [&[][..], &[TCP], &[ROUTING, 0, 0, 0, 0, 0, 0, 0]];
+        for frame in cut.map(|behind| v6(ROUTING, behind)) {
+            assert_eq!(whose(4, &frame), Target::One(0));
+        }
+        assert_eq!(whose(4, &v6(FRAGMENT, &[TCP, 0, 0])), Target::One(0));
+        let long = v6(ROUTING, &[ROUTING, 0, 0, 0, 0, 0, 0, 0].repeat(20));
+        assert_eq!(whose(4, &long), Target::One(0));
+        assert_eq!(whose(4, &v6(FRAGMENT, &[TCP, 0, 0, 1])), Target::All);
+        for len in 0..ETHERNET {
+            assert_eq!(whose(4, &long[..len]), Target::One(0));
         }
     }
 
