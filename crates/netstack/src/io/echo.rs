@@ -4,7 +4,7 @@ use core::net::IpAddr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 
-use crossbeam_queue::{ArrayQueue, SegQueue};
+use crossbeam_queue::ArrayQueue;
 use dominoes::EventCount;
 
 use crate::packet::flow::Address;
@@ -42,7 +42,7 @@ pub(crate) struct EchoRequest {
 /// The queues of an echo socket.
 #[derive(Debug)]
 pub(crate) struct EchoQueues {
-    requests: SegQueue<EchoRequest>,
+    requests: ArrayQueue<EchoRequest>,
     replies: ArrayQueue<EchoReply>,
     /// How many replies have arrived.
     arrived: AtomicU64,
@@ -53,7 +53,7 @@ pub(crate) struct EchoQueues {
 impl EchoQueues {
     pub(crate) fn new() -> Self {
         EchoQueues {
-            requests: SegQueue::new(),
+            requests: ArrayQueue::new(MOST_REQUESTS),
             replies: ArrayQueue::new(MOST_REPLIES),
             arrived: AtomicU64::new(0),
             event: EventCount::default(),
@@ -62,11 +62,7 @@ impl EchoQueues {
 
     /// Queues a request for the pump. Returns false if too many wait.
     pub(crate) fn ask(&self, request: EchoRequest) -> bool {
-        let has_room = self.requests.len() < MOST_REQUESTS;
-        if has_room {
-            self.requests.push(request);
-        }
-        has_room
+        self.requests.push(request).is_ok()
     }
 
     /// The next request.
@@ -96,5 +92,33 @@ impl EchoQueues {
     /// How many replies have arrived.
     pub(crate) fn arrived(&self) -> u64 {
         self.arrived.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+
+    #[test]
+    fn no_more_requests_wait_than_the_limit_however_many_threads_ask() {
+        for _ in 0..100 {
+            let (queues, barrier) = (EchoQueues::new(), Barrier::new(4));
+            let ask = || {
+                let request = || EchoRequest {
+                    to: Address::ipv4(10, 0, 0, 1),
+                    sequence: 1,
+                    ttl: 64,
+                    data: Vec::new(),
+                };
+                barrier.wait();
+                (0..MOST_REQUESTS).filter(|_| queues.ask(request())).count()
+            };
+            let taken: usize = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(ask)).collect();
+                threads.into_iter().map(|one| one.join().unwrap()).sum()
+            });
+            assert_eq!(taken, MOST_REQUESTS);
+        }
     }
 }

@@ -174,7 +174,7 @@ pub(crate) struct Mailbox {
     /// Whether `looped` may have frames. The pump checks this in every turn.
     pub(crate) has_looped: AtomicBool,
     /// Path MTUs in bytes by destination, as groups and connections learned them.
-    pub(crate) paths: SegQueue<(Address, u16)>,
+    pub(crate) paths: ArrayQueue<(Address, u16)>,
     /// Used when `dirty` is full, which entries of closed connections can cause.
     pub(crate) overflow: SegQueue<ConnId>,
     waker: DeviceWaker,
@@ -478,7 +478,7 @@ impl World {
             dirty: ArrayQueue::new(2 * limits.connections as usize),
             looped: SegQueue::new(),
             has_looped: AtomicBool::new(false),
-            paths: SegQueue::new(),
+            paths: ArrayQueue::new(MOST_PATHS),
             overflow: SegQueue::new(),
             waker,
             asleep: AtomicBool::new(false),
@@ -614,8 +614,7 @@ impl World {
     /// group whose queue is full misses it, and learns it by itself.
     pub(crate) fn tell_path(&self, remote: Address, mtu: u16) {
         let tell = |mailbox: &Mailbox| {
-            if mailbox.paths.len() < MOST_PATHS {
-                mailbox.paths.push((remote, mtu));
+            if mailbox.paths.push((remote, mtu)).is_ok() {
                 mailbox.wake();
             }
         };
@@ -780,17 +779,17 @@ impl World {
             mailbox.has_looped.store(true, Ordering::Release);
             mailbox.wake();
         };
+        let is_full = |mailbox: &Mailbox| mailbox.looped.len() >= MOST_LOOPED;
+        let all = || (0..each as u16).filter_map(|group| self.mailbox_of(group));
         match target {
-            Some(Target::All) => {
-                let mailboxes = (0..each as u16).filter_map(|group| self.mailbox_of(group));
-                mailboxes.for_each(|mailbox| give(mailbox, bytes.clone()));
-            }
+            Some(Target::All) if all().any(|mailbox| is_full(mailbox)) => return false,
+            Some(Target::All) => all().for_each(|mailbox| give(mailbox, bytes.clone())),
             Some(Target::One(group)) => match self.mailbox_of(group as u16) {
-                Some(mailbox) if mailbox.looped.len() >= MOST_LOOPED => return false,
+                Some(mailbox) if is_full(mailbox) => return false,
                 Some(mailbox) => give(mailbox, bytes),
                 None => {}
             },
-            None if self.mailbox.looped.len() >= MOST_LOOPED => return false,
+            None if is_full(&self.mailbox) => return false,
             None => give(&self.mailbox, bytes),
         }
         true

@@ -162,3 +162,27 @@ pub fn sockets(groups: impl IntoIterator<Item = Sockets>) -> Sockets {
     assert!(!worlds.is_empty(), "a stack has at least one group");
     Sockets::over(worlds)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::variants::single::Single;
+    use dominoes_drivers::memory;
+
+    #[test]
+    fn frames_to_ourselves_that_concern_all_groups_are_bounded_too() {
+        let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+        let device = Box::new(memory::scripted().0);
+        let parts = divide(setup, 2, device, INBOX).unwrap().into_iter();
+        let groups: Vec<_> = parts
+            .map(|(setup, part)| Single::new(setup, Box::new(part)).unwrap())
+            .collect();
+        let sockets = groups[0].sockets();
+        let world = &sockets.worlds()[0];
+        let mut fragment = [0; 60];
+        fragment[12..14].copy_from_slice(&[8, 0]);
+        fragment[20] = 0x20;
+        let taken = (0..2000).take_while(|_| world.give_to_ourselves(fragment.to_vec(), None));
+        assert_eq!(taken.count(), 1024);
+    }
+}
