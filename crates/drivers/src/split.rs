@@ -126,6 +126,15 @@ pub fn split(
         .collect()
 }
 
+/// Calls its closure when it is dropped, also because a device panics.
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
 /// State that all parts share.
 struct SplitShared {
     rx: Mutex<SplitRxSide>,
@@ -336,6 +345,7 @@ impl SplitRx {
         // ORDERING: SeqCst, with the loads below, pairs with `wait` of a part that wakes up and
         // with wakers: they see which part sleeps here, or this thread sees their earlier writes.
         shared.sleeper.store(self.me, SeqCst);
+        let sleeping = OnDrop(|| shared.sleeper.store(NOBODY, SeqCst));
         let part = self.part();
         let woken = part.event.take_wake() || !self.inbox.is_empty();
         let slept = if woken || shared.awake.load(SeqCst) > 0 {
@@ -343,7 +353,7 @@ impl SplitRx {
         } else {
             side.device.wait(timeout)
         };
-        shared.sleeper.store(NOBODY, SeqCst);
+        drop(sleeping);
         // The caller looks at everything after this call, so a pending wake has served its purpose.
         let _ = part.event.take_wake();
         Some(slept)
@@ -427,21 +437,23 @@ impl DeviceRx for SplitRx {
             self.clear();
         }
         let last = shared.awake.fetch_sub(1, SeqCst) == 1;
+        let _asleep = OnDrop(|| {
+            shared.awake.fetch_add(1, SeqCst);
+            // Parts that are awake receive for all, and cannot while another part sleeps in the
+            // device.
+            if shared.sleeper.load(SeqCst) != NOBODY {
+                shared.waker.wake();
+            }
+        });
         let slept = if last {
             self.sleep_in_device(timeout)
         } else {
             None
         };
-        let slept = slept.unwrap_or_else(|| {
+        slept.unwrap_or_else(|| {
             self.sleep_aside(timeout);
             Ok(())
-        });
-        shared.awake.fetch_add(1, SeqCst);
-        // Parts that are awake receive for all, and cannot while another part sleeps in the device.
-        if shared.sleeper.load(SeqCst) != NOBODY {
-            shared.waker.wake();
-        }
-        slept
+        })
     }
 
     fn waker(&self) -> DeviceWaker {
@@ -606,6 +618,45 @@ mod tests {
                 }
             });
         }
+    }
+
+    /// A receiving half that panics while it sleeps.
+    struct Panics(Box<dyn DeviceRx>);
+
+    impl DeviceRx for Panics {
+        fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
+            self.0.claim(max, out)
+        }
+
+        fn release(&mut self, frames: &mut Vec<Frame>) {
+            self.0.release(frames);
+        }
+
+        fn wait(&mut self, _: Option<Duration>) -> Result<(), DeviceError> {
+            panic!("planted");
+        }
+
+        fn waker(&self) -> DeviceWaker {
+            self.0.waker()
+        }
+
+        fn stats(&self) -> RxStats {
+            self.0.stats()
+        }
+    }
+
+    #[test]
+    fn a_part_whose_device_panics_sleeps_nowhere() {
+        let (near, _far) = memory::pair(MemoryConfig::default());
+        let (rx, _) = Box::new(near).split();
+        let mut parts = split(Box::new(memory::scripted().0), 1, 4, |_| Target::All);
+        let shared = Arc::clone(&parts[0].shared);
+        try_take(&shared.rx).unwrap().device = Box::new(Panics(rx));
+        let (mut part, _) = Box::new(parts.remove(0)).split();
+        let wait = std::panic::AssertUnwindSafe(|| part.wait(None));
+        assert!(std::panic::catch_unwind(wait).is_err());
+        let (awake, sleeper) = (shared.awake.load(SeqCst), shared.sleeper.load(SeqCst));
+        assert_eq!((awake, sleeper), (1, NOBODY));
     }
 
     #[test]

@@ -56,6 +56,7 @@ impl<R: Receiving, F: FnOnce() -> Option<R>> Sleep<'_, F> {
         // A hint for choosing where to sleep: correctness depends only on the exclusive pump and on
         // the event.
         let last = self.asleep.fetch_add(1, Ordering::Relaxed) + 1 >= self.workers;
+        let _asleep = Asleep(self.asleep);
         let rx = if last { (self.rx)() } else { None };
         if let Some(mut rx) = rx {
             world.before_sleep();
@@ -78,7 +79,15 @@ impl<R: Receiving, F: FnOnce() -> Option<R>> Sleep<'_, F> {
                 self.event.wait(key, again.then_some(RECHECK));
             }
         }
-        self.asleep.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Counts a worker as asleep, until it is dropped, also by a panic of the device.
+struct Asleep<'a>(&'a AtomicUsize);
+
+impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -102,4 +111,64 @@ pub(crate) fn sleep_alone(
 /// How long to sleep at most until a deadline; `None`: without limit.
 pub(crate) fn timeout(deadline: Instant, now: Instant) -> Option<Duration> {
     (deadline != Instant::NEVER).then(|| deadline.since(now).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::setup::Setup;
+    use dominoes_drivers::memory;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    struct Idle;
+
+    impl Sleeper for Idle {
+        fn has_work(&mut self) -> bool {
+            false
+        }
+
+        fn state_deadline(&self) -> Instant {
+            Instant::NEVER
+        }
+    }
+
+    /// A device that panics.
+    struct Panics;
+
+    impl Receiving for Panics {
+        fn has_work(&mut self) -> bool {
+            false
+        }
+
+        fn next_deadline(&mut self) -> Instant {
+            Instant::NEVER
+        }
+
+        fn wait(&mut self, _: Option<Duration>) {
+            panic!("planted");
+        }
+    }
+
+    #[test]
+    fn a_worker_whose_device_panics_does_not_sleep_any_more() {
+        let (device, _) = memory::scripted();
+        let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+        let base = setup.build(Box::new(device), 64, 1).unwrap();
+        let (tx, event, asleep) = (
+            Exclusive::new(base.tx),
+            EventCount::new(),
+            AtomicUsize::new(0),
+        );
+        let sleep = Sleep {
+            world: &base.world,
+            rx: || Some(Panics),
+            tx: &tx,
+            event: &event,
+            asleep: &asleep,
+            workers: 1,
+        };
+        let sleeps = || sleep.sleep(Instant::ZERO, &mut Idle);
+        assert!(catch_unwind(AssertUnwindSafe(sleeps)).is_err());
+        assert_eq!(asleep.load(Ordering::Relaxed), 0);
+    }
 }
