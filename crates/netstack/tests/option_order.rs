@@ -507,3 +507,25 @@ fn accepted_and_opened_connections_and_streams_of_units_have_a_bound_of_unsent_t
         }
     });
 }
+
+#[test]
+fn a_call_that_moves_no_byte_gives_the_stack_nothing_to_do() {
+    for variant in Variant::ALL {
+        let mut net = Net::new(1);
+        let hosts = [variant, Variant::Single];
+        let hosts = hosts.map(|variant| net.add(HostConfig::new(variant)).unwrap());
+        let [ours, _theirs] = connect(&mut net, hosts, 7);
+        let (_reader, mut writer) = ours.split();
+        assert_eq!(writer.try_write_marked(b"a", WriteMark::More), Ok(1));
+        net.run_until_idle();
+        let nothing = writer.try_write_marked(&[], WriteMark::More);
+        assert_eq!((nothing, net.run_until_idle()), (Ok(0), 0), "{variant}");
+        // This is not nothing: it ends the waiting for more.
+        assert_eq!(writer.try_write(&[]), Ok(0));
+        assert!(net.run_until_idle() > 0, "{variant}");
+        assert_eq!(writer.try_write(&[]), Ok(0));
+        assert_eq!(net.run_until_idle(), 0, "{variant}");
+        writer.reserve(9).unwrap().commit(0).unwrap();
+        assert_eq!(net.run_until_idle(), 0, "{variant}");
+    }
+}

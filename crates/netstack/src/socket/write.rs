@@ -91,7 +91,8 @@ impl WriteHalf {
                 if stream.writable() < from.len().min(1) && stream.fell_short() == 0 {
                     return Err(SocketError::WouldBlock);
                 }
-                if !stream.waits_for_more() {
+                let begins = !stream.waits_for_more();
+                if begins {
                     stream.set_more(true);
                     stream.change(0, |before| Change {
                         more: true,
@@ -100,7 +101,9 @@ impl WriteHalf {
                 }
                 let len = stream.write(from);
                 drop(turn);
-                self.half.world.raise(&stream);
+                if begins || len > 0 {
+                    self.half.world.raise(&stream);
+                }
                 Ok(len)
             }
             WriteMark::End => {
@@ -113,6 +116,18 @@ impl WriteHalf {
                 }
                 Ok(len)
             }
+        }
+    }
+
+    /// Tells the stack that `len` bytes were written, and are not to wait for more.
+    #[inline]
+    fn wrote(&self, stream: &StreamRef<'_>, len: usize) {
+        let waits = stream.waits_for_more();
+        if waits {
+            WriteHalf::end_more(stream);
+        }
+        if waits || len > 0 {
+            self.half.world.raise(stream);
         }
     }
 
@@ -139,10 +154,7 @@ impl WriteHalf {
         if len == 0 && from.iter().any(|part| !part.is_empty()) {
             return Err(SocketError::WouldBlock);
         }
-        if stream.waits_for_more() {
-            WriteHalf::end_more(&stream);
-        }
-        self.half.world.raise(&stream);
+        self.wrote(&stream, len);
         Ok(len)
     }
 
@@ -271,11 +283,8 @@ impl Reserved<'_> {
         // No other writer wrote while the bytes were reserved.
         debug_assert!(turn.was_kept());
         stream.commit_written(len);
-        if stream.waits_for_more() {
-            WriteHalf::end_more(&stream);
-        }
         self.writing = None;
-        self.writer.half.world.raise(&stream);
+        self.writer.wrote(&stream, len);
         Ok(())
     }
 }
