@@ -82,7 +82,7 @@ pub trait Worker: Send {
             return 0;
         }
         let received = self.receive(now);
-        let done = received + work(self) + self.serve_units();
+        let done = received + work(self);
         self.end(done);
         done
     }
@@ -202,7 +202,7 @@ pub trait Worker: Send {
 fn work(worker: &mut (impl Worker + ?Sized)) -> usize {
     let mut done = worker.process();
     done += worker.transmit(done == 0);
-    done + worker.help(done == 0)
+    done + worker.help(done == 0) + worker.serve_units()
 }
 
 impl<W: Worker> Sleeper for W {

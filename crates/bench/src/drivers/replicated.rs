@@ -130,11 +130,11 @@ impl ReplicaDriver {
         let start = time::Instant::now();
         let claimed = worker.claim(now).unwrap_or(0);
         let after_claim = time::Instant::now();
-        worker.parse();
+        let parsed = usize::from(worker.parse());
         let before_publishing = time::Instant::now();
         let published = worker.publish(now).unwrap_or(0);
         let after_publishing = time::Instant::now();
-        let done = claimed + published + worker.work() + self.inner.app_turn();
+        let done = claimed + parsed + published + worker.work() + self.inner.app_turn();
         let end = time::Instant::now();
         if let Some(seen) = &mut self.observed {
             let whole = (end - start).as_nanos() as u64;

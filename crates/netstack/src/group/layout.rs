@@ -64,8 +64,9 @@ pub struct Layout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GroupTuning {
-    /// Requests that the log holds, a power of two, at least 16. A longer log lets replicas lag
-    /// farther behind each other, and takes more cache. Default 512.
+    /// Requests that the log holds, a power of two, at least 16; in `locked` and `pipelined`,
+    /// requests in flight, 64 to 65536. A longer log lets replicas lag farther behind each other,
+    /// and takes more cache. Default 512.
     pub log: usize,
     /// Consecutive outgoing frames that one worker builds, a power of two. Default 32.
     pub frame_chunk: usize,

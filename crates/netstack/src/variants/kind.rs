@@ -98,7 +98,8 @@ impl VariantKind {
     /// Makes the variant, to be driven by hand or [divided](ByHand::into_parts) among threads.
     /// `layout.replicas` is the number of its workers (in `pipelined`, two workers have no data
     /// stage if there are at least three), and `layout.tuning.log` is the number of requests that
-    /// may be in flight. The rest of `layout` concerns `replicated` alone.
+    /// may be in flight (`locked*` and `pipelined`: 64 to 65536; `single`: ignored). The rest of
+    /// `layout` concerns `replicated` alone.
     ///
     /// # Errors
     /// If a setting is out of its range, excludes this variant, or needs a feature that this build
@@ -126,7 +127,7 @@ impl VariantKind {
             VariantKind::Pipelined => {
                 let layout = pipelined::PipelinedLayout::default()
                     .workers(layout.replicas)
-                    .window(layout.tuning.log.max(pipelined::MIN_WINDOW));
+                    .window(layout.tuning.log);
                 Ok(pipelined::Pipeline::new(setup, layout, device)?.any())
             }
             VariantKind::Replicated => Ok(ReplicatedGroup::new(setup, layout, device)?
@@ -161,7 +162,7 @@ impl VariantKind {
         };
         let layout = locked::LockedLayout::default()
             .workers(layout.replicas)
-            .window(layout.tuning.log.max(locked::MIN_WINDOW))
+            .window(layout.tuning.log)
             .granularity(granularity)
             .counting(counting);
         Ok(locked::LockedGroup::<K>::new(setup, layout, device)?.any())
@@ -172,12 +173,19 @@ impl VariantKind {
         const OTHER: &str = "choose the variant `replicated`";
         let is_single = self == VariantKind::Single;
         let several = layout.replicas > 1;
+        let fail = |field, value: usize, allowed| {
+            Err(ConfigError::OutOfRange {
+                field,
+                value: value as u64,
+                allowed,
+            })
+        };
         if layout.replicas == 0 {
-            return Err(ConfigError::OutOfRange {
-                field: "replicas",
-                value: 0,
-                allowed: "1 to 56",
-            });
+            return fail("replicas", 0, "1 to 56");
+        }
+        let log = layout.tuning.log;
+        if !is_single && !super::is_window(log) {
+            return fail("Tuning::log", log, "a power of two, 64 to 65536");
         }
         let asked = [
             (
@@ -285,6 +293,58 @@ mod tests {
             world.push_units(Arc::new(Units(Arc::clone(&world))));
             drop(sockets);
             assert_eq!(Arc::strong_count(&world), 1, "{kind}: it is held");
+        }
+    }
+
+    #[test]
+    fn a_turn_without_frames_and_time_processes_units() {
+        use crate::io::units::UnitWork;
+        use std::sync::Arc;
+
+        struct Units;
+        impl UnitWork for Units {
+            fn serve(self: Arc<Self>, _: &dyn Fn()) -> usize {
+                7
+            }
+            fn finish(self: Arc<Self>) -> Option<(u16, crate::log::request::ConnId)> {
+                None
+            }
+        }
+
+        for kind in VariantKind::ALL {
+            let (device, _) = dominoes_drivers::memory::pair(Default::default());
+            let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+            let layout = Layout::default().replicas(1);
+            let mut built = kind.build(setup, layout, Box::new(device)).unwrap();
+            built.sockets().worlds()[0].push_units(Arc::new(Units));
+            let worker = &mut built.workers()[0];
+            let first = worker.work();
+            assert_eq!(first.max(worker.work()), 7, "{kind}");
+        }
+    }
+
+    #[test]
+    fn a_log_that_a_variant_cannot_have_is_refused_and_not_changed() {
+        for kind in VariantKind::ALL {
+            // `single` has no bound of requests in flight.
+            let is_single = *kind == VariantKind::Single;
+            let (short, allowed) = match kind {
+                VariantKind::Replicated => (true, "a power of two, at least 16"),
+                _ => (is_single, "a power of two, 64 to 65536"),
+            };
+            for (log, is_valid) in [(16, short), (64, true), (100, is_single)] {
+                let (device, _) = dominoes_drivers::memory::pair(Default::default());
+                let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+                let tuning = crate::group::GroupTuning::default().log(log);
+                let layout = Layout::default().replicas(1).tuning(tuning);
+                let built = kind.build(setup, layout, Box::new(device));
+                let refused = ConfigError::OutOfRange {
+                    field: "Tuning::log",
+                    value: log as u64,
+                    allowed,
+                };
+                assert_eq!(built.err(), (!is_valid).then_some(refused), "{kind}, {log}");
+            }
         }
     }
 

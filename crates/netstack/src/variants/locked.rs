@@ -69,8 +69,6 @@ use batch::{Batch, Intake, Item};
 use locks::Locks;
 use message::{Counter, FreeMessages, Sessions};
 
-/// The smallest [`LockedLayout::window`].
-pub(super) const MIN_WINDOW: usize = 64;
 /// Value of [`LockedShared::oldest_carried`] for a worker whose batch is empty.
 const IDLE: u64 = u64::MAX;
 
@@ -192,7 +190,7 @@ impl LockedLayout {
         if !(1..=56).contains(&self.workers) {
             return fail("workers", self.workers, "1 to 56");
         }
-        if !self.window.is_power_of_two() || !(MIN_WINDOW..=1 << 16).contains(&self.window) {
+        if !super::is_window(self.window) {
             return fail("window", self.window, "a power of two, 64 to 65536");
         }
         if !(1..=BATCH).contains(&self.claim) {

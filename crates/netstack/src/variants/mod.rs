@@ -36,6 +36,11 @@ pub mod locked;
 pub mod pipelined;
 pub mod single;
 
+/// Whether a variant with one state can have so many requests in flight.
+fn is_window(requests: usize) -> bool {
+    requests.is_power_of_two() && (64..=1 << 16).contains(&requests)
+}
+
 pub use crate::drive::{ByHand, Handle, Joining, TurnStep, Worker};
 pub use crate::io::setup::Setup;
 pub use kind::VariantKind;

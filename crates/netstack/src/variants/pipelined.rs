@@ -74,8 +74,6 @@ use stage::{Data, Interface, JobInput, Outbox, Protocol, Stage};
 
 pub use worker::{PipelinedWorker, StageStats};
 
-/// The smallest [`PipelinedLayout::window`].
-pub(super) const MIN_WINDOW: usize = 64;
 /// Capacity of a channel of received frames, in messages.
 const FRAMES_WAITING: usize = 64;
 /// Capacity of the channel that returns frames to the device, in messages.
@@ -176,7 +174,7 @@ impl PipelinedLayout {
         if !(1..=32).contains(&self.frames) {
             return fail("frames", self.frames, "1 to 32");
         }
-        if !self.window.is_power_of_two() || !(MIN_WINDOW..=1 << 16).contains(&self.window) {
+        if !super::is_window(self.window) {
             return fail("window", self.window, "a power of two, 64 to 65536");
         }
         Ok(())

@@ -146,7 +146,8 @@ impl drive::Worker for PipelinedWorker {
 
     fn work(&mut self) -> usize {
         let stages = self.stages.iter_mut();
-        stages.map(|timed| timed.stage.work()).sum()
+        let done: usize = stages.map(|timed| timed.stage.work()).sum();
+        done + self.serve_units()
     }
 
     fn serve_units(&mut self) -> usize {
