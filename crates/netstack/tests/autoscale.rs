@@ -93,7 +93,7 @@ fn replicas_are_tried_when_there_is_much_to_do_and_parked_when_there_is_not() {
     }
     let (read, written) = (fixture.ends().read, fixture.ends().written);
     assert_eq!(read, written);
-    assert!(read > 10_000_000, "{read} octets");
+    assert!(read > 10_000_000, "{read} bytes");
     fixture.group.compare().unwrap();
     let stats = fixture.group.membership_stats();
     assert_eq!((stats.failed, stats.left, stats.joined), (0, 0, 0));
@@ -130,15 +130,15 @@ fn parked_threads_wake_up_when_the_stack_ends() {
     let listener = server.listen(7, 4).unwrap();
     let mut ours = client.connect("10.0.0.1:7").unwrap();
     let (mut theirs, _) = listener.accept().unwrap();
-    let octets: Vec<u8> = (0..4_000_000).map(pattern_byte).collect();
+    let bytes: Vec<u8> = (0..4_000_000).map(pattern_byte).collect();
     thread::scope(|scope| {
         scope.spawn(|| {
-            ours.write_all(&octets).unwrap();
+            ours.write_all(&bytes).unwrap();
             ours.shutdown_write();
         });
         let mut came = Vec::new();
         theirs.read_to_end(&mut came).unwrap();
-        assert!(came == octets, "other octets came");
+        assert!(came == bytes, "other bytes came");
     });
     let stats = server.stats().membership;
     assert!((1..=3).contains(&stats.active), "{stats:?}");

@@ -81,10 +81,10 @@ impl End {
         let mut text = [0; 5000];
         match self.stream.try_read(&mut text) {
             Ok(len) => {
-                assert!(len > 0, "{local} ended after {} octets", self.read);
+                assert!(len > 0, "{local} ended after {} bytes", self.read);
                 for (i, got) in text[..len].iter().enumerate() {
                     let wanted = pattern_byte(remote, local, self.read + i);
-                    assert_eq!(*got, wanted, "pattern_byte {} from {remote}", self.read + i);
+                    assert_eq!(*got, wanted, "byte {} from {remote}", self.read + i);
                 }
                 self.read += len;
                 some = true;

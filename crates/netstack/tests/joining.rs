@@ -87,12 +87,12 @@ impl Fixture {
         let (stats, applied) = (worker.stats().effects, worker.replica().applied());
         worker.turn(Instant::from_nanos(at));
         let after = worker.stats().effects;
-        let octets = after.delivered_bytes + after.sent_bytes;
-        let octets = octets - stats.delivered_bytes - stats.sent_bytes;
+        let bytes = after.delivered_bytes + after.sent_bytes;
+        let bytes = bytes - stats.delivered_bytes - stats.sent_bytes;
         let requests = worker.replica().applied() - applied;
         // The first worker that runs gives the snapshot.
         let snapshot = self.snapshot.take().unwrap_or(0);
-        TURN + octets * NS_PER_BYTE + requests * REQUEST + snapshot
+        TURN + bytes * NS_PER_BYTE + requests * REQUEST + snapshot
     }
 
     fn join(&mut self) {
@@ -102,8 +102,8 @@ impl Fixture {
         let one = worker.replica().connections().next();
         let one = one.map_or(0, |(_, tcb)| size_of_val(tcb));
         let effects = worker.pending_effects().count() * size_of::<Effect>();
-        let octets = one * OPEN + effects;
-        self.snapshot = Some(octets as u64 * CLONE);
+        let bytes = one * OPEN + effects;
+        self.snapshot = Some(bytes as u64 * CLONE);
     }
 
     /// Bytes read in the next slice.
@@ -143,7 +143,7 @@ fn a_worker_that_joins_under_full_load_holds_it_up_for_less_than_50_ms() {
         }
         let after = fixture.median(40);
         println!(
-            "{replicas} and one more: {before} octets in {SLICE} ms, {worst} at worst, below 80 % for {} ms, {after} after; \
+            "{replicas} and one more: {before} bytes in {SLICE} ms, {worst} at worst, below 80 % for {} ms, {after} after; \
              joined within {took:?} ms",
             slowest * SLICE
         );
@@ -154,7 +154,7 @@ fn a_worker_that_joins_under_full_load_holds_it_up_for_less_than_50_ms() {
         );
         assert!(worst < before, "the snapshot has to show");
         // Otherwise the replicas are not the bottleneck.
-        assert!(10 * after > 11 * before, "{before} octets, and {after}");
+        assert!(10 * after > 11 * before, "{before} bytes, and {after}");
         fixture.group.compare().unwrap();
     }
 }

@@ -41,7 +41,7 @@ fn pair() -> Wired {
 /// Consumes more than was lent: this panics, and leaves the stream unchanged.
 fn refuses(stream: &mut impl BufRead, len: usize) {
     let result = catch_unwind(AssertUnwindSafe(|| stream.consume(len)));
-    assert!(result.is_err(), "{len} octets were given back");
+    assert!(result.is_err(), "{len} bytes were given back");
 }
 
 #[test]
@@ -101,8 +101,8 @@ fn what_lies_behind_the_end_of_the_ring_is_not_lent_with_what_lies_before_it() {
             sent < 20 * u64::from(RING),
             "the ring never ended in the middle"
         );
-        let octets: Vec<u8> = (sent..sent + 1000).map(support::pattern_byte).collect();
-        sent += theirs.try_write(&octets).unwrap() as u64;
+        let bytes: Vec<u8> = (sent..sent + 1000).map(support::pattern_byte).collect();
+        sent += theirs.try_write(&bytes).unwrap() as u64;
         pair.steps(20);
         let all = match ours.try_fill_all() {
             Ok((a, b)) => a.len() + b.len(),
@@ -114,10 +114,10 @@ fn what_lies_behind_the_end_of_the_ring_is_not_lent_with_what_lies_before_it() {
             refuses(&mut ours, first + 1);
             split = true;
         }
-        let mut octets = vec![0; all];
-        assert_eq!(ours.try_read(&mut octets), Ok(all));
-        for found in octets {
-            assert_eq!(found, support::pattern_byte(read), "pattern_byte {read}");
+        let mut bytes = vec![0; all];
+        assert_eq!(ours.try_read(&mut bytes), Ok(all));
+        for found in bytes {
+            assert_eq!(found, support::pattern_byte(read), "byte {read}");
             read += 1;
         }
     }
@@ -144,9 +144,9 @@ fn no_connection_can_send_what_another_one_wrote() {
         for _ in 0..2000 {
             ours();
             pair.step();
-            let mut octets = vec![0; RING as usize];
-            match theirs.try_read(&mut octets) {
-                Ok(len) => seen.extend_from_slice(&octets[..len]),
+            let mut bytes = vec![0; RING as usize];
+            match theirs.try_read(&mut bytes) {
+                Ok(len) => seen.extend_from_slice(&bytes[..len]),
                 Err(SocketError::WouldBlock) => {}
                 Err(other) => panic!("{other}"),
             }
@@ -160,10 +160,10 @@ fn no_connection_can_send_what_another_one_wrote() {
     receive(&mut pair, &mut || again += ours.write_again(100).unwrap());
     let received = receive(&mut pair, &mut || ());
     assert_eq!(received, RING as usize + again);
-    assert!(again > RING as usize, "{again} octets were sent again");
+    assert!(again > RING as usize, "{again} bytes were sent again");
     let ring: Vec<u8> = filled.into_iter().chain(*b"y").collect();
     for (at, found) in seen.iter().enumerate() {
-        assert_eq!(*found, ring[at % ring.len()], "pattern_byte {at}");
+        assert_eq!(*found, ring[at % ring.len()], "byte {at}");
     }
 }
 
@@ -177,8 +177,8 @@ fn no_udp_socket_can_send_what_another_one_wrote() {
     pair.steps(5);
     drop(first);
     pair.steps(50);
-    let mut octets = vec![0; 2000];
-    while peer.try_recv_from(&mut octets).is_ok() {}
+    let mut bytes = vec![0; 2000];
+    while peer.try_recv_from(&mut bytes).is_ok() {}
     let second = pair.sockets().bind_udp(8).unwrap();
     second.connect(to).unwrap();
     let (_, mut second) = second.split();
@@ -197,8 +197,8 @@ fn no_udp_socket_can_send_what_another_one_wrote() {
     );
     let mut seen = 0;
     for _ in 0..200 {
-        while let Ok((len, _)) = peer.try_recv_from(&mut octets) {
-            assert!(!octets[..len].contains(&b'p'), "what another socket wrote");
+        while let Ok((len, _)) = peer.try_recv_from(&mut bytes) {
+            assert!(!bytes[..len].contains(&b'p'), "what another socket wrote");
             seen += 1;
         }
         match second.try_send_again(999) {

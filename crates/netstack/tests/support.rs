@@ -81,7 +81,7 @@ pub(crate) fn go_on<E>(net: &mut Net, mut step: impl FnMut() -> Result<bool, E>)
 /// A call that would block has moved no byte.
 fn moved(done: Result<usize, SocketError>) -> u64 {
     match done {
-        Ok(octets) => octets as u64,
+        Ok(bytes) => bytes as u64,
         Err(SocketError::WouldBlock) => 0,
         Err(error) => panic!("{error}"),
     }
@@ -126,19 +126,14 @@ impl Ends {
     /// arrived.
     pub(crate) fn go_on(&mut self, most: u64) {
         if most > 0 {
-            let octets: Vec<u8> = (self.written..self.written + most)
+            let bytes: Vec<u8> = (self.written..self.written + most)
                 .map(pattern_byte)
                 .collect();
-            self.written += moved(self.from.try_write(&octets));
+            self.written += moved(self.from.try_write(&bytes));
         }
         let got = moved(self.to.try_read(&mut self.buffer)) as usize;
         for found in &self.buffer[..got] {
-            assert_eq!(
-                *found,
-                pattern_byte(self.read),
-                "pattern_byte {}",
-                self.read
-            );
+            assert_eq!(*found, pattern_byte(self.read), "byte {}", self.read);
             self.read += 1;
         }
     }

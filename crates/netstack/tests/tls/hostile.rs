@@ -40,7 +40,7 @@ dominoes_testkit::tally! {
     truncated,
     /// Streams that ended with close_notify.
     ended,
-    octets,
+    bytes,
 }
 
 impl Tally {
@@ -252,7 +252,7 @@ fn changed_records(rng: &mut Rng, tally: &mut Tally) -> Result<(), String> {
         let (session, stream) = end.rustls_parts();
         peer.step(session, stream);
     });
-    tally.octets += read.len() as u64;
+    tally.bytes += read.len() as u64;
     if !sent.starts_with(&read) {
         return Err(format!("{} bytes that were not written so", read.len()));
     }
@@ -434,7 +434,7 @@ fn odd_records(rng: &mut Rng, tally: &mut Tally) -> Result<(), String> {
         let (session, stream) = end.rustls_parts();
         peer.step(session, stream);
     });
-    tally.octets += read.len() as u64;
+    tally.bytes += read.len() as u64;
     if !sent.starts_with(&read) {
         return Err(format!("{} bytes that were not written so", read.len()));
     }

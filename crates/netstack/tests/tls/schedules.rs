@@ -36,7 +36,7 @@ dominoes_testkit::tally! {
     over_ipv6,
     tls12,
     /// Bytes that applications read.
-    octets,
+    bytes,
     /// Frames searched for text.
     frames,
     /// Records sealed.
@@ -336,7 +336,7 @@ fn schedule(seed: u64) -> Result<Tally, String> {
         schedules: 1,
         over_ipv6: u64::from(family == Family::V6),
         tls12: u64::from(suite.tls13().is_none()),
-        octets: traffic.heard.iter().map(|heard| heard.len() as u64).sum(),
+        bytes: traffic.heard.iter().map(|heard| heard.len() as u64).sum(),
         sealed: nonces.fresh,
         sealed_again: nonces.again,
         key_updates: traffic.updates,

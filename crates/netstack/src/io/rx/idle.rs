@@ -28,10 +28,9 @@
 //!   [`RxPump::reap`] relies on the same rule to reuse the place of a closed connection. A run
 //!   published later would have ended the watch, and only the pump, which runs this, publishes.
 //! - *The reader.* All stored bytes are read: stamped bytes are below `app_read`, and so is every
-//!   byte that was stored after a gap (`gap_end`). So no slice is lent, no unit is being opened or
-//!   processed in place, and no partial unit waits for its rest. A reader may look at the slots at
-//!   any time. It finds a stamp or none, and reads from `unstamped` which stamps were lost when the
-//!   slots were returned.
+//!   byte that was stored after a gap (`gap_end`). So no slice is lent, no unit is being opened, and
+//!   no partial unit waits for its rest. A reader may look at the slots at any time. It finds a
+//!   stamp or none, and reads from `unstamped` which stamps were lost when the slots were returned.
 //! - *Frames.* All written bytes are released. `Effect::Release` comes after the departure of every
 //!   frame that was numbered before it, so no frame or device reads the ring. Later frames carry
 //!   later bytes.
