@@ -154,7 +154,7 @@ macro_rules! named {
             $($(#[$what])* $value,)*
         }
 
-        #[allow(dead_code)]
+        #[allow(dead_code, reason = "not every enumeration needs all of them")]
         impl $kind {
             /// All of them.
             $visible const ALL: [$kind; [$($name),*].len()] = [$($kind::$value),*];

@@ -288,7 +288,7 @@ fn link(theirs: &DeviceCapabilities) -> Option<LinkType> {
     match theirs.medium {
         Medium::Ethernet => Some(LinkType::Ethernet),
         Medium::Ip => Some(LinkType::Ip),
-        #[allow(unreachable_patterns)]
+        #[allow(unreachable_patterns, reason = "features of smoltcp add media")]
         _ => None,
     }
 }
