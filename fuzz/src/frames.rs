@@ -743,7 +743,9 @@ impl World {
             ..Honest::default()
         };
         // The table may be full, so the stack may first have to give up dropped connections.
+        // Meanwhile it forgets neighbours that do not answer it, so the host announces itself again.
         let answered = (0..ATTEMPTS).any(|attempt| {
+            self.stack.push_in_family(&arp);
             self.say(&mut honest, SYN, b"");
             if honest.answered.is_none() {
                 self.pass(Duration::from_secs(1 << attempt.min(6)));
