@@ -25,7 +25,6 @@
 //! | `ring.rs` | `Writer::try_push_all`, `try_push_slice` | [`batches_of_every_length_at_every_slot`] |
 //! | `ring.rs` | `Writer::fill` | as for `View::write` |
 //! | `ring.rs` | `Reader::get`, `Reader::slices` | as for `Slots::get`, and [`a_wait_strategy_that_panics`] |
-#![cfg(not(loom))]
 #![forbid(unsafe_code)]
 
 use dominoes::{

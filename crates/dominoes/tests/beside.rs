@@ -1,5 +1,4 @@
 //! The data beside the slots: verdicts, records of batches, exclusive values.
-#![cfg(not(loom))]
 
 use dominoes::{Batches, BegunBatch, Exclusive, ReadBatch, UnitState, Verdicts, batches};
 use proptest::prelude::*;

@@ -1,5 +1,4 @@
 //! Every value is dropped exactly once, and not later than promised.
-#![cfg(not(loom))]
 
 use dominoes::{BatchError, SpinYield, TryPublishError, channel};
 use std::sync::{

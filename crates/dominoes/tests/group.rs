@@ -1,5 +1,4 @@
 //! Groups of replicas: with all steps interleaved by hand from a seed, and on threads.
-#![cfg(not(loom))]
 
 #[path = "group/by_hand.rs"]
 mod by_hand;

@@ -3,7 +3,6 @@
 //! Time passes in these tests, but decides nothing: a context that sleeps until it is notified
 //! counts the same number of sleeps, however long the test waits. Only a context that polls can
 //! fail, by counting more sleeps.
-#![cfg(not(loom))]
 
 use dominoes::{
     Channel, Context, ContextHandle, Domain, Feed, Handled, Log, ManualClock, NoBatch, Park,

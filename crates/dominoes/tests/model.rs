@@ -1,6 +1,5 @@
 //! Random call sequences compared with a plain model: a vector of all published entries and a
 //! cursor for each subscription.
-#![cfg(not(loom))]
 
 use dominoes::{BatchError, NoBatch, Publisher, SpinYield, Subscription, TryPublishError, channel};
 use proptest::prelude::*;

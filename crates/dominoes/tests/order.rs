@@ -1,6 +1,5 @@
 //! One order for all subscribers, under stress. Checks content, order per publisher, and a hash of
 //! the whole order.
-#![cfg(not(loom))]
 
 use dominoes::{Park, Publisher, Spin, SpinYield, Subscription, Wait, channel};
 use std::thread;

@@ -3,7 +3,6 @@
 //!
 //! The bugs were reported or described for these projects: LMAX Disruptor, disruptor-rs,
 //! photon-ring, bus, multiqueue, tokio's broadcast, async-broadcast, crossbeam, heapless.
-#![cfg(not(loom))]
 
 use dominoes::{BatchError, Closed, NoBatch, Park, SpinYield, TryPublishError, channel};
 use std::{

@@ -1,11 +1,9 @@
 //! Runs the behaviours that all devices share on the devices in memory. `tests/kernel.rs` runs
 //! them on the kernel's devices.
 
-mod support;
-
+use crate::support::{Port, behaviour, packet};
 use dominoes_drivers::memory::{self, Faults, MemoryConfig};
 use dominoes_drivers::{IP_MAC, LinkType, TxFrame};
-use support::{Port, behaviour};
 
 fn run(config: MemoryConfig) {
     for (name, test) in behaviour::ALL {
@@ -27,7 +25,7 @@ fn a_pair_that_carries_bare_packets() {
 fn nothing_but_packets_passes_between_ip_devices() {
     let (left, right) = memory::ip_pair(MemoryConfig::default());
     let (mut left, mut right) = (Port::new(left), Port::new(right));
-    let packet = support::packet::experiment(IP_MAC, IP_MAC, 0, 80);
+    let packet = packet::experiment(IP_MAC, IP_MAC, 0, 80);
     let of_kind = |kind: [u8; 2]| {
         let mut frame = packet.clone();
         frame[12..14].copy_from_slice(&kind);
@@ -120,7 +118,7 @@ fn smoltcp_finds_finished_checksums() {
     let (left, right) = memory::pair(MemoryConfig::default().tx_checksum(true));
     let (_rx, mut tx) = Box::new(left).split();
     let mut phy = ToPhy::new(right);
-    let bytes = support::packet::experiment([1; 6], [2; 6], 0, 80);
+    let bytes = packet::experiment([1; 6], [2; 6], 0, 80);
     let meta = TxMeta {
         checksum: TxChecksum::Partial {
             start: 34,
@@ -196,7 +194,7 @@ mod capture {
         let (left, right) = memory::pair(MemoryConfig::default().tx_checksum(true));
         let (mut rx, mut tx) = Box::new(Capture::new(left, file.clone()).unwrap()).split();
         let (_rx, mut other) = Box::new(right).split();
-        let bytes = support::packet::experiment([1; 6], [2; 6], 0, 80);
+        let bytes = packet::experiment([1; 6], [2; 6], 0, 80);
         let meta = TxMeta {
             checksum: TxChecksum::Partial {
                 start: 34,
@@ -230,7 +228,7 @@ mod capture {
         let (left, right) = memory::pair(MemoryConfig::default());
         let (_, mut tx) = Box::new(Capture::new(left, file).unwrap()).split();
         let (mut rx, _) = Box::new(right).split();
-        let bytes = support::packet::experiment([1; 6], [2; 6], 0, 80);
+        let bytes = packet::experiment([1; 6], [2; 6], 0, 80);
         for _ in 0..5 {
             assert_eq!(tx.transmit(&[TxFrame::new(&bytes)]), Ok(1));
         }

@@ -1,14 +1,12 @@
 //! The programmable card: all device behaviours with each firmware, and its steps in random order.
 
-mod support;
-
+use crate::support::packet::experiment;
+use crate::support::{Port, behaviour};
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_drivers::nic::{CardStep, Firmware, Inspect, Nic, NicConfig, NicEvent};
 use dominoes_drivers::{Device, DeviceRx, DeviceTx, Frame, RxChecksum, TxFrame};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng};
-use support::packet::experiment;
-use support::{Port, behaviour};
 
 const FIRMWARE: [Firmware; 5] = [
     Firmware::Uniprocessor,

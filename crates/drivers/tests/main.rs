@@ -1,0 +1,6 @@
+//! The tests that need no privileges, in one program.
+
+mod devices;
+mod lying;
+mod nic;
+mod support;
