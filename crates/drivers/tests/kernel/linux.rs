@@ -63,7 +63,9 @@ pub(super) fn main() -> ExitCode {
             Err(reason) => Some(reason),
         }
     };
-    let arguments = Arguments::from_args();
+    let mut arguments = Arguments::from_args();
+    // Most of the time is that in which the kernel makes and removes interfaces.
+    arguments.test_threads.get_or_insert(4);
     let missing = Missing {
         packet: trapped.clone().or_else(packet_missing),
         xdp: trapped.clone().or_else(packet_missing).or_else(xdp_missing),
