@@ -42,11 +42,11 @@
 //! - `top` starts the live view without a terminal, and needs no privileges.
 //!
 //! Tests that cannot run are shown as ignored, with the reason and a command that helps;
-//! `REQUIRE=packet,tap,xdp,tools` makes them fail instead. By default tests run one after the
-//! other, since each keeps all cores busy. The measured rates are printed at the end, with the
-//! congestion control of the sender: the peer uses the machine's default. To measure with another
-//! one, set `net.ipv4.tcp_congestion_control` before you start this program; new namespaces inherit
-//! it.
+//! `REQUIRE=packet,tap,xdp,tools` makes them fail instead. By default two tests run
+//! at a time on each core, since most wait for a program's timeout; use `--test-threads 1` to
+//! measure rates. They are printed at the end, with the congestion control of the sender: the peer
+//! uses the machine's default. To measure with another one, set `net.ipv4.tcp_congestion_control`
+//! before you start this program; new namespaces inherit it.
 //!
 //! ```text
 //! sudo -E env "PATH=$PATH" cargo test --release -p dominoes-tests --test host
@@ -81,7 +81,7 @@ mod transfers;
 
 use std::error::Error;
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use dominoes_drivers::DeviceError;
@@ -118,7 +118,8 @@ fn main() -> ExitCode {
         };
     }
     let mut arguments = Arguments::from_args();
-    arguments.test_threads.get_or_insert(1);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    arguments.test_threads.get_or_insert((2 * cores).min(8));
     let needs = if arguments.list {
         Needs::default()
     } else {
@@ -218,15 +219,18 @@ fn main() -> ExitCode {
             Ok(())
         });
     }
-    for (kind, device, arguments) in ipv6::DEVICES {
-        let shared = Arc::new(ipv6::Shared::default());
-        let (captured, test) = ipv6::CAPTURED;
-        let last = captured.contains(&kind).then_some(test);
-        for (name, test) in ipv6::TESTS.iter().copied().chain(last) {
-            let shared = Arc::clone(&shared);
-            let missing = needs.missing_for_ipv6(device);
+    let servers = ipv6::DEVICES.map(|device| (device, Arc::<ipv6::Shared>::default()));
+    let (captured, last) = ipv6::CAPTURED;
+    // Consecutive tests have different servers, so that they can run at the same time.
+    for &(name, test) in ipv6::TESTS.iter().chain([&last]) {
+        for ((kind, device, arguments), shared) in &servers {
+            if name == last.0 && !captured.contains(kind) {
+                continue;
+            }
+            let (server, shared) = ((*device, *arguments), Arc::clone(shared));
+            let missing = needs.missing_for_ipv6(*device);
             trials.add(format!("ipv6::{kind}::{name}"), missing, move |figure| {
-                shared.run((device, arguments), test, figure)
+                shared.run(server, test, figure)
             });
         }
     }
@@ -484,6 +488,15 @@ pub(crate) fn rate(bytes: usize, took: Duration, congestion_control: &str) -> St
     )
 }
 
+/// Tests of a rate, and of memory that depends on how far replicas lag: they run alone.
+const ALONE: [&str; 2] = [
+    "deaths::a_connection_both_ways",
+    "floods::downloads_arrive_whole",
+];
+
+/// Write-locked by a test that runs alone.
+static MACHINE: RwLock<()> = RwLock::new(());
+
 /// The tests and their figures.
 #[derive(Default)]
 struct Trials {
@@ -514,7 +527,14 @@ impl Trials {
             if let Some(missing) = missing {
                 return missing;
             }
-            test(&|figure| figures.note(&name, &figure))?;
+            let figure = |figure: String| figures.note(&name, &figure);
+            if ALONE.iter().any(|alone| name.starts_with(alone)) {
+                let _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
+                test(&figure)?;
+            } else {
+                let _beside = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
+                test(&figure)?;
+            }
             Ok(Completion::Completed)
         })
     }

@@ -14,7 +14,7 @@ use crate::fixture::{
     Device, Ends, Fixture, GROUP, GROUP_V6, KERNELS_V6, Namespace, OURS, OURS_SECOND,
     OURS_SECOND_V6, OURS_V6, Running, THEIRS, Temporary,
 };
-use crate::services::{curl, curl_gets_and_sends, expected};
+use crate::services::{curl, curl_gets_and_sends, expected, ping_singly};
 use crate::{CURL, Test, same};
 
 /// Each kind of device: its name, the device, and arguments for the example.
@@ -113,13 +113,7 @@ fn addresses(fixture: &Fixture) -> Result<Vec<String>, Failed> {
 }
 
 fn ping(fixture: &Fixture, to: &str, size: &str) -> Result<String, Failed> {
-    let arguments = ["-6", "-q", "-c", "20", "-i", "0.01", "-s", size, to];
-    let said = fixture.run("ping", &arguments)?;
-    if !said.contains(" 20 received, 0% packet loss") || said.contains("duplicates") {
-        return Err(said.into());
-    }
-    let last = said.lines().last().unwrap_or_default();
-    Ok(format!("{size} bytes: {last}"))
+    ping_singly(fixture, &["-6", "-s", size, to], 20)
 }
 
 /// The kernel's neighbour entry for us, once the entry contains `state`.
@@ -271,7 +265,8 @@ fn hops(said: &str) -> Vec<&str> {
 
 fn traceroute_and_nmap_find_us(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
     for method in ["--udp", "--icmp", "--tcp"] {
-        let said = fixture.run("traceroute", &["-6", "-n", "-q", "1", method, OURS_V6])?;
+        let arguments = ["-6", "-n", "-q", "1", "-w", "10", method, OURS_V6];
+        let said = fixture.run("traceroute", &arguments)?;
         let hops = hops(&said);
         let is_us = hops.len() == 1 && hops[0].starts_with(&format!("1  {OURS_V6} "));
         check(is_us, &format!("{method}: {said}"))?;
@@ -478,12 +473,11 @@ fn both_are_served(fixture: &Fixture, far: &Namespace) -> Result<String, Failed>
             "4" => address.to_owned(),
             _ => format!("[{address}]"),
         };
-        let said = run(
-            namespace,
-            "ping",
-            &["-q", "-c", "20", "-i", "0.01", "-s", "4000", address],
-        )?;
-        check(said.contains(" 20 received, 0% packet loss"), &said)?;
+        // One at a time, as in `ping_singly`.
+        let ping = ["-q", "-c", "1", "-W", "60", "-s", "4000", address];
+        for _ in 0..20 {
+            run(namespace, "ping", &ping)?;
+        }
         let url = format!("http://{place}/bytes/{LARGE}");
         let down = [&CURL[..], &["--output", &got, &url]].concat();
         run(namespace, "curl", &down)?;
@@ -556,7 +550,7 @@ fn narrow_path(fixture: &Fixture) -> Result<String, Failed> {
     let far = Beyond::new(fixture)?;
     let folder = Temporary::new()?;
     let got = folder.file("got");
-    let said = far.run("traceroute", &["-6", "-n", "-q", "1", OURS_V6])?;
+    let said = far.run("traceroute", &["-6", "-n", "-q", "1", "-w", "10", OURS_V6])?;
     let path = hops(&said);
     let is_path = path.len() == 2
         && path[0].starts_with("1  fd00:99::1 ")
