@@ -129,7 +129,7 @@ pub(crate) struct RxGuard<'a> {
 
 impl Receiving for RxGuard<'_> {
     fn has_work(&mut self) -> bool {
-        self.side.pump.has_work()
+        self.side.pump.has_work() || self.claimer.has_rest()
     }
 
     fn next_deadline(&mut self) -> Instant {

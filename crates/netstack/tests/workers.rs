@@ -13,7 +13,7 @@ const NOW: Instant = Instant::from_millis(5);
 /// A group, and the far side of its device.
 fn group(layout: Layout) -> (ReplicatedGroup, Script) {
     let mac = packet::mac_of([10, 0, 0, 1]);
-    let (device, script) = scripted_with(MemoryConfig::default().macs(mac, mac));
+    let (device, script) = scripted_with(MemoryConfig::default().mtu(65_000).macs(mac, mac));
     let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
     (
         ReplicatedGroup::new(setup, layout, Box::new(device)).unwrap(),
@@ -118,6 +118,23 @@ fn a_worker_claims_two_runs_or_half_a_log_at_a_time_and_no_more_before_they_are_
         assert!(first.parse());
         assert_eq!(first.claim(NOW), Some(most.min(250 - 2 * most)));
     }
+}
+
+#[test]
+fn a_batch_of_merged_frames_is_a_quarter_of_a_window() {
+    let (mut workers, script) = workers(2, GroupTuning::default());
+    receive(&script, 0..4, 10);
+    receive(&script, 4..16, 60_000);
+    receive(&script, 16..200, 1448);
+    let claimed = (0..5).map(|turn| {
+        let worker = &mut workers[turn % 2];
+        let claimed = worker.claim(NOW);
+        worker.parse();
+        claimed
+    });
+    // 60,054 bytes fit four times into 256 KiB, and 1,502 bytes 14 times into what is left.
+    let claimed = Vec::from_iter(claimed.flatten());
+    assert_eq!(claimed, [8, 4, 18, 90, 80]);
 }
 
 #[test]

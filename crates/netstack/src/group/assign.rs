@@ -9,9 +9,9 @@
 use dominoes::group::{MembershipTable, replicas};
 use dominoes::{Assignment, Balancer, ByLoad, Greedy, PrimaryPolicy, Seq, Work};
 
-use super::batches::MAX_CLAIM;
 use super::epochs::{Epoch, Epochs};
 use crate::group::{Layout, ReplicatedShared};
+use crate::io::claim::MAX_CLAIM;
 
 /// The policy that assigns requests and outgoing frames to workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -23,11 +23,12 @@ use dominoes_drivers::Frame;
 
 use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, GroupLog, ReplicatedShared};
+use crate::io::claim::MAX_CLAIM;
 use crate::io::gro::{Found, OpenRun, Parser};
 use crate::io::rx::{self, Log as _, RESERVED, RxPump};
 use crate::io::sync::AtomicU64;
 use crate::io::{Batch, BatchRuns, FrameRecycler, Run};
-use crate::log::request::{ConnId, Flow, MAX_RUN, Request, Verdict};
+use crate::log::request::{ConnId, Flow, Request, Verdict};
 use crate::time::{Duration, Instant};
 
 #[cfg(all(test, netstack_loom))]
@@ -38,9 +39,6 @@ const WAITING: usize = if cfg!(netstack_loom) { 2 } else { 16 };
 /// Age of a claimed batch that is not parsed after which any worker parses it. Parsing a full
 /// batch takes a tenth of that.
 pub(crate) const HELP_AFTER: Duration = Duration::from_micros(50);
-
-/// Most frames of a batch: two full runs. Indices of frames and requests in a batch are bytes.
-pub(crate) const MAX_CLAIM: usize = 2 * MAX_RUN;
 
 /// A run without its frames, as it waits to be published.
 pub(super) struct ParsedRun {
@@ -474,7 +472,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let recycler = &mut self.recycler;
         let claim = shared.batches.claim(now, || {
             let mut frames = recycler.spare();
-            if claimer.claim(most, &mut frames) == 0 {
+            if claimer.claim_batch(most, &mut frames) == 0 {
                 recycler.put_spare(frames);
                 return None;
             }

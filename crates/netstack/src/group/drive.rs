@@ -175,7 +175,9 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
 
     fn is_pump_busy(&self) -> bool {
         let side = self.shared.rx.try_take();
+        let claimer = self.shared.claimer.try_take();
         side.is_none_or(|side| side.pump.has_work())
+            || claimer.is_none_or(|claimer| claimer.has_rest())
     }
 
     fn waits_for_others(&mut self) -> bool {

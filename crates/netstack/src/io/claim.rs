@@ -2,50 +2,114 @@
 //!
 //! Claiming reads no header, so a worker has the device for a moment only.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dominoes_drivers::{DeviceRx, Frame, checked};
 
 use crate::io::FrameRecycler;
-use crate::io::run::Batch;
 use crate::io::world::World;
+use crate::log::request::MAX_RUN;
 
 /// How long a thread sleeps before it tries again a device that is gone, or offers frames again to
 /// one that is down: most devices do not report when they are back.
 pub(crate) const DEVICE_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
+/// Most frames of a batch: two full runs. Indices of frames and requests in a batch are bytes.
+pub(crate) const MAX_CLAIM: usize = 2 * MAX_RUN;
+/// Most bytes of a batch that several workers share, unless one frame is longer: a quarter of a
+/// window of 1 MiB, so merged frames of one window are not all one worker's.
+const BATCH_BYTES: usize = 256 << 10;
+
+/// How many of these frames make a batch.
+#[inline]
+fn fitting<'a>(frames: impl Iterator<Item = &'a Frame>) -> usize {
+    let mut bytes = 0;
+    let fits = |frame: &&Frame| {
+        bytes += frame.bytes().len();
+        bytes <= BATCH_BYTES
+    };
+    frames.take_while(fits).count().max(1)
+}
+
 /// Claims frames from the device.
 pub(crate) struct Claimer {
     world: Arc<World>,
     rx: Box<dyn DeviceRx>,
-    /// A batch that waits for room in the log, after commands that came before it.
-    pub(crate) unpublished: Option<Batch>,
+    /// Whether fewer than [`MAX_CLAIM`] of its frames may exceed [`BATCH_BYTES`].
+    has_long_frames: bool,
+    /// Frames of the device that are claimed before all others: they did not fit into a batch, or
+    /// into the log.
+    rest: VecDeque<Frame>,
 }
 
 impl Claimer {
-    pub(crate) fn new(world: Arc<World>, rx: Box<dyn DeviceRx>) -> Self {
+    /// For a device that says that its frames have at most `longest` bytes; only
+    /// [`claim_batch`](Self::claim_batch) needs that.
+    pub(crate) fn new(world: Arc<World>, rx: Box<dyn DeviceRx>, longest: usize) -> Self {
         Claimer {
             world,
             rx,
-            unpublished: None,
+            has_long_frames: longest > BATCH_BYTES / MAX_CLAIM,
+            rest: VecDeque::new(),
         }
     }
 
     /// Claims at most `most` frames, which go to the end of `batch`. Returns how many.
     #[inline]
     pub(crate) fn claim(&mut self, most: usize, batch: &mut Vec<Frame>) -> usize {
-        let claimed = match checked::claim(&mut *self.rx, most, batch) {
-            Ok(claimed) => claimed,
-            Err(error) => {
-                self.world.device_failed(error);
-                0
+        let claimed = if self.has_rest() {
+            self.claim_rest(most, batch)
+        } else {
+            match checked::claim(&mut *self.rx, most, batch) {
+                Ok(claimed) => claimed,
+                Err(error) => {
+                    self.world.device_failed(error);
+                    0
+                }
             }
         };
         match self.world.has_detours() {
             true => self.unless_down(claimed, batch),
             false => claimed,
         }
+    }
+
+    /// As [`claim`](Self::claim), but at most [`BATCH_BYTES`] or one frame, into an empty `batch`.
+    #[inline]
+    pub(crate) fn claim_batch(&mut self, mut most: usize, batch: &mut Vec<Frame>) -> usize {
+        if self.has_rest() {
+            most = most.min(fitting(self.rest.iter()));
+        }
+        let claimed = self.claim(most, batch);
+        if self.has_long_frames {
+            let fitting = fitting(batch.iter());
+            if fitting < claimed {
+                self.unclaim(fitting, batch);
+            }
+        }
+        batch.len()
+    }
+
+    /// Takes the frames of `batch` from `from` on back: the next ones to be claimed.
+    #[cold]
+    pub(crate) fn unclaim(&mut self, from: usize, batch: &mut Vec<Frame>) {
+        let frames = batch.drain(from..).rev();
+        frames.for_each(|frame| self.rest.push_front(frame));
+    }
+
+    #[cold]
+    fn claim_rest(&mut self, most: usize, batch: &mut Vec<Frame>) -> usize {
+        let many = most.min(self.rest.len());
+        batch.extend(self.rest.drain(..many));
+        many
+    }
+
+    /// Whether it has frames that the device has given already.
+    #[inline]
+    pub(crate) fn has_rest(&self) -> bool {
+        !self.rest.is_empty()
     }
 
     /// Gives the last `claimed` frames of `batch` back if an application has set the link down.

@@ -360,7 +360,7 @@ impl Setup {
         world.salt = self.salt;
         world.filter = filter;
         let world = Arc::new(world);
-        let claimer = Claimer::new(Arc::clone(&world), rx);
+        let claimer = Claimer::new(Arc::clone(&world), rx, caps.rx_max_frame);
         let mut rx = RxPump::new(
             Arc::clone(&world),
             (site, fixed_mac),

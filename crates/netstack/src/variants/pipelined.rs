@@ -324,7 +324,7 @@ impl Pipeline {
         }
         let worlds: Vec<_> = protocols.iter().map(|p| Arc::clone(&p.world)).collect();
         let interface = Interface::new(
-            (Claimer::new(Arc::clone(&worlds[0]), rx), returned),
+            (Claimer::new(Arc::clone(&worlds[0]), rx, 0), returned),
             (to_data, last_look),
             transmit,
             layout.frames,

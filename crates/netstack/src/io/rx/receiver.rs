@@ -28,25 +28,21 @@ impl<L: Log> Batches<L> for Claiming<'_> {
         if pump.waits_for_control(now) {
             return (0, true);
         }
-        let batch = match self.claimer.unpublished.take() {
-            Some(batch) => batch,
-            None => {
-                let mut frames = pump.recycler.spare();
-                if self.claimer.claim(room, &mut frames) == 0 {
-                    pump.recycler.put_spare(frames);
-                    return (0, true);
-                }
-                Batch::new(frames)
-            }
-        };
-        let claimed = batch.len();
+        let mut frames = pump.recycler.spare();
+        let claimed = self.claimer.claim(room, &mut frames);
+        if claimed == 0 {
+            pump.recycler.put_spare(frames);
+            return (0, true);
+        }
         let commands = pump.commands_before_batch(now, log);
         let room = log.room().saturating_sub(RESERVED + 2);
         let Some(commands) = commands.filter(|_| claimed <= room) else {
             pump.stats.log_full += 1;
-            self.claimer.unpublished = Some(batch);
+            self.claimer.unclaim(0, &mut frames);
+            pump.recycler.put_spare(frames);
             return (0, false);
         };
+        let batch = Batch::new(frames);
         pump.stats.frames += claimed as u64;
         pump.parse_and_publish(now, &batch, log);
         pump.recycler.put_batch(batch);
@@ -102,7 +98,7 @@ impl Receiver {
 
     /// Whether there is something to publish other than frames in the device.
     pub(crate) fn has_work(&self) -> bool {
-        self.claimer.unpublished.is_some() || self.pump.has_work()
+        self.claimer.has_rest() || self.pump.has_work()
     }
 }
 
