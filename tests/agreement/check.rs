@@ -126,9 +126,10 @@ pub(crate) fn replay_in_other(
     entries: &[Entry],
     outcome: &mut Outcome,
 ) -> Result<(), Failure> {
+    // These variants need a longer log than `replicated`.
     let layout = Layout::default()
         .replicas(workers)
-        .tuning(GroupTuning::default().log(plan.log));
+        .tuning(GroupTuning::default().log(plan.log.max(64)));
     replay_in(plan, kind, layout, entries, outcome)
 }
 
