@@ -91,6 +91,9 @@
 //!   size.
 //! - A tail loss probe waits for at least 10 ms. RFC 8985 section 7.2 requires two round trips;
 //!   a busy peer nearby may take longer.
+//! - If a SACK block reports a retransmission, RACK ignores TSecr, which RFC 8985 section 6.2,
+//!   step 2 compares: beyond a gap it is always older (RFC 7323 section 4.3, case (B)), so
+//!   neither a probe nor a later retransmission would show a loss. Linux does likewise.
 //! - After a timeout all data in flight that was not reported as received counts as lost (RFC
 //!   6675 section 5.1). RFC 8985 section 6.3 would except data sent within the last round trip.
 //! - The reply path is the arrival path: a connection that a peer opened answers to the

@@ -39,7 +39,7 @@ fields!(Rack, "rack", { sent_at, end, rtt, fack, round, widened, reordering, mul
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AckInfo {
     pub(super) now: Instant,
-    /// TSecr, if timestamps are in use.
+    /// TSecr, if timestamps are in use and it shows which copy of a segment arrived.
     pub(super) echoed: Option<u32>,
     /// RACK.min_RTT.
     pub(super) min_rtt: Duration,

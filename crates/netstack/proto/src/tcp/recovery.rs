@@ -147,7 +147,7 @@ impl Tcb {
             snd,
             ..
         } = self;
-        let info = AckInfo {
+        let mut info = AckInfo {
             now: cx.now,
             echoed,
             min_rtt: self.retransmit.min_rtt,
@@ -158,11 +158,11 @@ impl Tcb {
         let before = scoreboard.sacked();
         let una = snd.una.max(seg.ack);
         let mut late = false;
-        let mut delivered = |range: &SentRange, rack: &mut Rack| {
+        let mut delivered = |range: &SentRange, rack: &mut Rack, info: &AckInfo| {
             late |= range.state == RangeState::Lost && !range.retransmitted;
-            rack.delivered(range, &info);
+            rack.delivered(range, info);
         };
-        scoreboard.acked(una, |range| delivered(range, rack));
+        scoreboard.acked(una, |range| delivered(range, rack, &info));
         rack.on_passed(una);
         let mut report = AckReport {
             delivered: 0,
@@ -182,10 +182,13 @@ impl Tcb {
                 behind: snd.wnd_max,
             };
             report.dsack = sent.dsack(sack.blocks());
+            // A segment beyond a gap is acknowledged with the last TSval before the gap (RFC 7323
+            // section 4.3, case (B)), so TSecr does not show which copy arrived.
+            info.echoed = None;
             for &(left, right) in blocks.sorted_from(una) {
                 if sent.is_in_flight((left, right)) {
                     report.blocks = true;
-                    scoreboard.sack(left, right, |range| delivered(range, rack));
+                    scoreboard.sack(left, right, |range| delivered(range, rack, &info));
                 }
             }
         }
