@@ -116,7 +116,7 @@ pub(crate) fn others() -> Vec<VariantKind> {
 }
 
 /// Like [`replay`], in a variant of kind `kind` with `workers` workers: it must send the frames
-/// that `single` sends. Such a variant has at least 64 requests in flight.
+/// that `single` sends.
 ///
 /// # Errors
 /// The first difference.
