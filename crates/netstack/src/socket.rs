@@ -698,10 +698,7 @@ impl TcpStream {
     /// [`LIST_TIMEOUT`](crate::LIST_TIMEOUT), as in a stack that is driven by hand.
     pub fn info(&self) -> Option<ConnectionStats> {
         let (world, conn) = (&self.half.world, self.conn());
-        let all = world
-            .view
-            .ask(1, Some(conn), || world.wake_pump(), LIST_TIMEOUT);
-        all.into_iter().find(|stats| stats.conn == conn)
+        world.view.one(conn, || world.wake_pump(), LIST_TIMEOUT)
     }
 
     /// As [`Read::read`], but the bytes can be read again.

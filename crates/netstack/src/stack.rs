@@ -631,11 +631,8 @@ impl Stack {
         let mut all = Vec::new();
         for Running { world, .. } in &self.groups {
             let left = most - all.len();
-            all.extend(
-                world
-                    .view
-                    .ask(left, None, || world.wake_pump(), LIST_TIMEOUT),
-            );
+            let list = world.view.list(left, || world.wake_pump(), LIST_TIMEOUT);
+            all.extend(list);
         }
         all
     }

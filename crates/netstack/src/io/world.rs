@@ -25,7 +25,7 @@ use crate::io::stream::{AppRequest, StreamRef, Streams};
 use crate::io::tx::TxRing;
 use crate::io::udp_queues::{Bindings, Queues};
 use crate::io::units::{UnitQueue, UnitWork};
-use crate::io::view::View;
+use crate::io::view::{View, try_lock};
 use crate::ip::multicast::Member;
 use crate::ip::neighbor::WaitingOpen;
 use crate::ip::route::{PlaceV4, Site};
@@ -922,7 +922,7 @@ impl World {
 
     /// Posts counters, unless another thread reads or posts them at this moment.
     pub(crate) fn post(&self, post: impl FnOnce(&mut StackStats)) {
-        if let Ok(mut posted) = self.posted.try_lock() {
+        if let Some(mut posted) = try_lock(&self.posted) {
             post(&mut posted);
         }
     }
