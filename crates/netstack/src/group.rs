@@ -206,10 +206,13 @@ impl ReplicatedShared {
             done.busy = done.busy + Duration::from_nanos(busy.load(Ordering::Relaxed));
         }
         let active = u64::from(self.membership.staying().count_ones());
-        match autoscaler.decide(now, done, active, self.membership.parked() != 0) {
-            ScaleDecision::Keep => {}
+        let is_made = match autoscaler.decide(now, done, active, self.membership.parked() != 0) {
+            ScaleDecision::Keep => true,
             ScaleDecision::Unpark => self.unpark_one(),
             ScaleDecision::Park => self.park_last(),
+        };
+        if !is_made {
+            autoscaler.change_failed();
         }
     }
 

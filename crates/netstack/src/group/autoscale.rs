@@ -189,6 +189,15 @@ impl Autoscaler {
         }
     }
 
+    /// The change that was decided last was not made: the group works as before, and decides
+    /// again soon.
+    pub(crate) fn change_failed(&mut self) {
+        self.phase = Phase::Stable;
+        if let Some((at, _)) = &mut self.next_trial {
+            *at = self.checks[0].0;
+        }
+    }
+
     fn decide_when_stable(&mut self, mean: u64, active: u64, can_unpark: bool) -> ScaleDecision {
         if self.idle_checks >= IDLE_CHECKS {
             self.enter(Phase::Stable);
@@ -292,6 +301,8 @@ mod tests {
         together: [u64; 4],
         /// Payload bytes of a request.
         mean: u64,
+        /// How many decisions have no effect.
+        refused: u32,
     }
 
     impl Group {
@@ -304,6 +315,7 @@ mod tests {
                 wanted: 1000,
                 together,
                 mean: 1448,
+                refused: 0,
             }
         }
 
@@ -327,6 +339,10 @@ mod tests {
                         .decide(self.now, self.done, self.active, self.active < 3);
                 match decision {
                     ScaleDecision::Keep => {}
+                    _ if self.refused > 0 => {
+                        self.refused -= 1;
+                        self.autoscaler.change_failed();
+                    }
                     ScaleDecision::Unpark => {
                         self.active += 1;
                         unparked += 1;
@@ -363,6 +379,24 @@ mod tests {
         assert!(shares(&mut group)[2] >= 97);
         let mut group = Group::new([0, 100, 90, 80]);
         assert!(shares(&mut group)[1] >= 97);
+    }
+
+    #[test]
+    fn a_change_that_was_not_made_is_not_undone_and_is_decided_again_soon() {
+        let mut group = Group::new([0, 100, 170, 240]);
+        while group.active < 2 {
+            group.pass(1);
+        }
+        // The first attempt to unpark the third replica fails.
+        group.refused = 1;
+        assert_eq!((group.pass(100), group.active), ((1, 0), 3));
+        // A trial was in vain, and the first attempt to end it fails.
+        let mut group = Group::new([0, 100, 90, 80]);
+        while group.active < 2 {
+            group.pass(1);
+        }
+        group.refused = 1;
+        assert_eq!((group.pass(70), group.active), ((0, 1), 1));
     }
 
     #[test]

@@ -101,19 +101,24 @@ impl ReplicatedShared {
         reported
     }
 
-    /// Unparks the first parked worker, unless the slot table is locked.
-    pub(crate) fn unpark_one(&self) {
-        if self.membership.unpark_first().is_some() {
+    /// Unparks the first parked worker, unless the slot table is locked. Returns whether it did.
+    pub(crate) fn unpark_one(&self) -> bool {
+        let is_found = self.membership.unpark_first().is_some();
+        if is_found {
             self.wake_workers();
             self.unpark_event.notify_all();
         }
+        is_found
     }
 
-    /// Asks the worker with the highest id to park, unless it is the only one.
-    pub(crate) fn park_last(&self) {
-        if self.membership.park_last().is_some() {
+    /// Asks the worker with the highest id to park, unless it is the only one, or the slot table is
+    /// locked. Returns whether it did.
+    pub(crate) fn park_last(&self) -> bool {
+        let is_found = self.membership.park_last().is_some();
+        if is_found {
             self.work_event.notify_all();
         }
+        is_found
     }
 
     /// Asks worker `id` to leave; without an `id`, the worker with the highest one.
