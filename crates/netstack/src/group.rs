@@ -396,7 +396,7 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
         device: Box<dyn Device>,
         hooks: impl Fn(usize) -> T,
     ) -> Result<Self, ConfigError> {
-        layout.check()?;
+        let layout = layout.checked()?;
         // As many slots as requests in flight: everything beside them, and the delivery slots of
         // every connection, are as many.
         let slots = layout.tuning.log;

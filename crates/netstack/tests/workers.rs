@@ -4,7 +4,7 @@
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use dominoes_netstack::group::{GroupTuning, Layout, ReplicatedGroup, ReplicatedWorker};
-use dominoes_netstack::time::Instant;
+use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{Setup, Worker as _};
 use dominoes_testkit::packet::{self, ACK, TO_STACK};
 
@@ -162,4 +162,32 @@ fn fingerprints_of_replicas_are_compared_at_every_position_where_both_posted() {
     // A worker keeps the last 64 fingerprints.
     let compared = group.compare().unwrap();
     assert!((12..=64).contains(&compared), "{compared}");
+}
+
+#[test]
+fn fields_of_the_tuning_that_take_any_value_take_the_least_and_the_greatest() {
+    let greatest = GroupTuning::default()
+        .ahead_bytes(usize::MAX)
+        .steal_after(usize::MAX)
+        .patience(Duration::from_nanos(u64::MAX))
+        .past_hole(usize::MAX)
+        .hole_turns(u32::MAX);
+    let least = GroupTuning::default()
+        .ahead_bytes(0)
+        .steal_after(0)
+        .patience(Duration::ZERO)
+        .past_hole(0)
+        .hole_turns(0);
+    for tuning in [greatest, least] {
+        let (mut group, script) = group(Layout::default().replicas(2).tuning(tuning));
+        script.push(packet::arp_reply(TO_STACK));
+        group.turn(NOW);
+        receive(&script, 0..60, 10);
+        for _ in 0..100 {
+            group.turn(NOW);
+        }
+        let sent = script.take_sent().into_iter();
+        let resets = sent.filter_map(|(frame, _)| packet::Segment::read(&frame));
+        assert_eq!(resets.count(), 60, "{tuning:?}");
+    }
 }

@@ -71,7 +71,7 @@ pub struct GroupTuning {
     /// Consecutive outgoing frames that one worker builds, a power of two. Default 32.
     pub frame_chunk: usize,
     /// Payload, in bytes, that a worker may prepare before it performs it. It should fit in part of
-    /// the L2 cache. Any value. Default 256 KiB.
+    /// the L2 cache. Any value; 0 counts as 1. Default 256 KiB.
     pub ahead_bytes: usize,
     /// A batch is late, and others may steal its work, once they have applied this many requests
     /// after it. Any value. Default 256.
@@ -144,7 +144,18 @@ impl Layout {
         self.replica_slots.max(self.replicas)
     }
 
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
+    /// The same, with values that sums and comparisons can use.
+    pub(super) fn checked(mut self) -> Result<Self, ConfigError> {
+        self.check()?;
+        let tuning = &mut self.tuning;
+        // With 0, a worker would always have enough.
+        tuning.ahead_bytes = tuning.ahead_bytes.max(1);
+        // No log gets that long.
+        tuning.steal_after = tuning.steal_after.min(usize::MAX / 2);
+        Ok(self)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
         if !(1..=MAX_REPLICAS).contains(&self.replicas) {
             return fail("replicas", self.replicas, "1 to 56");
         }
@@ -204,13 +215,17 @@ impl GroupTuning {
 
     fn check(&self) -> Result<(), ConfigError> {
         if !self.log.is_power_of_two() || self.log < 16 {
-            return fail("Tuning::log", self.log, "a power of two, at least 16");
+            return fail("GroupTuning::log", self.log, "a power of two, at least 16");
         }
         if !self.frame_chunk.is_power_of_two() {
-            return fail("Tuning::frame_chunk", self.frame_chunk, "a power of two");
+            return fail(
+                "GroupTuning::frame_chunk",
+                self.frame_chunk,
+                "a power of two",
+            );
         }
         if self.fingerprint_every == 0 {
-            return fail("Tuning::fingerprint_every", 0, "at least 1");
+            return fail("GroupTuning::fingerprint_every", 0, "at least 1");
         }
         Ok(())
     }

@@ -185,7 +185,7 @@ impl VariantKind {
         }
         let log = layout.tuning.log;
         if !is_single && !super::is_window(log) {
-            return fail("Tuning::log", log, "a power of two, 64 to 65536");
+            return fail("GroupTuning::log", log, "a power of two, 64 to 65536");
         }
         let asked = [
             (
@@ -339,7 +339,7 @@ mod tests {
                 let layout = Layout::default().replicas(1).tuning(tuning);
                 let built = kind.build(setup, layout, Box::new(device));
                 let refused = ConfigError::OutOfRange {
-                    field: "Tuning::log",
+                    field: "GroupTuning::log",
                     value: log as u64,
                     allowed,
                 };
