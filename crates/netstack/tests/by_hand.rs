@@ -533,3 +533,51 @@ fn whole_connections_over_bad_wires_need_no_clock_but_the_deadlines() {
         );
     }
 }
+
+#[test]
+fn requests_that_a_failing_device_refused_leave_once_it_works() {
+    for variant in Variant::ALL {
+        let mut host = new_host(variant, US);
+        host.turn();
+        let interface = "manual0".to_owned();
+        host.script.fail_with(Some(DeviceError::Down { interface }));
+        let neighbors = [[10, 0, 0, 5], [10, 0, 0, 6]];
+        let _opening = neighbors.map(|to| host.sockets().begin_connect((to, PORT).into()));
+        for _ in 0..4 {
+            host.work();
+            host.now += Duration::from_millis(10);
+        }
+        host.script.fail_with(None);
+        let sent = host.turn();
+        let asked: Vec<_> = sent.iter().filter_map(|it| packet::asked(it)).collect();
+        for neighbor in neighbors {
+            assert!(asked.contains(&neighbor), "{variant}: {asked:?}");
+        }
+    }
+}
+
+#[test]
+fn a_socket_that_was_dropped_is_freed_although_many_others_always_send() {
+    for variant in Variant::ALL {
+        let mut setup = setup(US);
+        setup.limits.udp_sockets = 401;
+        let mut host = Scripted::new(variant, setup);
+        host.receive(packet::arp_reply(TO_STACK));
+        let sockets = host.sockets();
+        let mut senders: Vec<_> = (1..=401)
+            .map(|port| sockets.bind_udp(port).unwrap())
+            .collect();
+        host.turn();
+        senders.pop();
+        let to = (packet::FAR, 9).into();
+        let is_freed = (0..50).any(|_| {
+            for sender in &mut senders {
+                let _ = sender.try_send_to(b"text", to);
+            }
+            host.stacks[0].turn(host.now);
+            host.now += Duration::from_micros(50);
+            sockets.bind_udp(500).is_ok()
+        });
+        assert!(is_freed, "{variant}");
+    }
+}

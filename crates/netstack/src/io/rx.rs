@@ -377,7 +377,7 @@ impl RxPump {
             if is_quiet || log.room() <= ROOM_OF_CHANGE {
                 break;
             }
-            let Some(conn) = mailbox.dirty.pop().or_else(|| mailbox.overflow.pop()) else {
+            let Some(conn) = mailbox.next_notified(&mut self.connections.overflow_first) else {
                 break;
             };
             self.progress(now, conn, log);

@@ -191,6 +191,21 @@ impl Mailbox {
         self.wake();
     }
 
+    /// The next connection that [`notify`](Self::notify) noted. If `overflow` is not empty, the
+    /// queues take turns, so that neither waits until the other is empty.
+    pub(crate) fn next_notified(&self, overflow_first: &mut bool) -> Option<ConnId> {
+        let (dirty, overflow) = (&self.dirty, &self.overflow);
+        if overflow.is_empty() {
+            return dirty.pop();
+        }
+        *overflow_first ^= true;
+        if *overflow_first {
+            overflow.pop().or_else(|| dirty.pop())
+        } else {
+            dirty.pop().or_else(|| overflow.pop())
+        }
+    }
+
     /// Whether there may be frames that we sent to ourselves.
     #[inline]
     pub(crate) fn has_looped(&self) -> bool {
@@ -993,5 +1008,33 @@ impl World {
             || self.view.is_asked()
             || !self.returned.is_empty()
             || self.has_units()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::setup::Setup;
+
+    #[test]
+    fn no_connection_waits_until_others_stop_notifying_the_pump() {
+        let (device, _) = dominoes_drivers::memory::scripted();
+        let limits = Limits::default().connections(1);
+        let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]).limits(limits);
+        let world = setup.build(Box::new(device), 64, 1).unwrap().world;
+        let (mailbox, mut overflow_first) = (&world.mailbox, false);
+        // The first two fill `dirty`.
+        for index in 0..3 {
+            let generation = 0;
+            mailbox.notify(ConnId { index, generation });
+        }
+        let turns = [(); 12].map(|()| {
+            let next = mailbox.next_notified(&mut overflow_first).unwrap();
+            mailbox.notify(next);
+            next.index
+        });
+        for four in turns.windows(4) {
+            assert!((0..3).all(|index| four.contains(&index)), "{turns:?}");
+        }
     }
 }

@@ -41,6 +41,8 @@ pub(super) struct Connections {
     numbered: Option<u64>,
     /// Closed connections whose socket still exists.
     pub(super) lingering: HashSet<ConnId>,
+    /// Whether the next notification comes from the mailbox's `overflow`, if that has any.
+    pub(super) overflow_first: bool,
 }
 
 impl RxPump {

@@ -60,6 +60,8 @@ pub(crate) struct Datagrams {
     open: OpenRun,
     /// Sockets that have more to publish.
     more: VecDeque<ConnId>,
+    /// Whether the next socket comes from `more`, not from the queue of sockets that just sent.
+    more_first: bool,
     /// Closed sockets, with the position up to which effects must be performed before the place is
     /// free.
     closing: VecDeque<(u64, ConnId)>,
@@ -394,18 +396,21 @@ impl RxPump {
 
     // Sent datagrams.
 
-    /// Publishes the datagrams that sockets sent, and the end of dropped sockets. Returns the
-    /// number of sockets handled.
+    /// Publishes the datagrams that sockets sent, and the end of dropped sockets. Returns the number
+    /// of sockets handled.
     pub(crate) fn poll_sockets(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let mut done = 0;
-        for _ in 0..BATCH {
-            if log.room() == 0 {
-                break;
-            }
-            let dirty = self.world.queues.dirty.pop();
-            let Some(socket) = dirty.or_else(|| self.datagrams.more.pop_front()) else {
+        while done < BATCH && log.room() > 0 {
+            // The queues take turns, so that neither waits until the other is empty.
+            let Datagrams {
+                more, more_first, ..
+            } = &mut self.datagrams;
+            let first = more_first.then(|| more.pop_front()).flatten();
+            let next = first.or_else(|| self.world.queues.dirty.pop());
+            let Some(socket) = next.or_else(|| more.pop_front()) else {
                 break;
             };
+            *more_first ^= true;
             done += 1;
             if !self.sends(now, socket, log) {
                 self.datagrams.more.push_back(socket);

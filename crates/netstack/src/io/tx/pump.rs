@@ -15,7 +15,7 @@ pub(crate) struct TxPump {
     world: Arc<World>,
     tx: Box<dyn DeviceTx>,
     pub(crate) transmitter: Transmitter,
-    /// A control frame that the device had no room for.
+    /// A control frame that the device did not take.
     held: Option<Vec<u8>>,
 }
 
@@ -125,11 +125,15 @@ impl TxPump {
         }
         let taken = if self.world.is_link_down() {
             Ok(picked.len())
-        } else if self.transmitter.are_prepared() {
-            let slots = picked.iter().map(|frame| self.transmitter.slot(*frame));
-            transmit_one_by_one(&mut *self.tx, slots)
         } else {
-            checked::transmit(&mut *self.tx, &frames)
+            let taken = if self.transmitter.are_prepared() {
+                let slots = picked.iter().map(|frame| self.transmitter.slot(*frame));
+                transmit_one_by_one(&mut *self.tx, slots)
+            } else {
+                checked::transmit(&mut *self.tx, &frames)
+            };
+            self.world.set_device_refuses(taken.is_err());
+            taken
         };
         drop(frames);
         match taken {
@@ -170,6 +174,7 @@ impl TxPump {
                     done += 1;
                 }
                 Err(error) => {
+                    self.held = Some(frame);
                     self.world.device_failed(error);
                     break;
                 }

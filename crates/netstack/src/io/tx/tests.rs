@@ -1,5 +1,7 @@
 use super::*;
+use crate::io::setup::Setup;
 use crate::io::sync::interrupted;
+use dominoes_drivers::{DeviceError, memory};
 
 fn build(ring: &TxRing, frame: u64, bytes: &[u8]) {
     let mut claim = ring.claim(frame, 1).unwrap();
@@ -349,4 +351,20 @@ fn building_the_first_frames_touches_no_page_for_the_first_time() {
         let touched = first_touches() - before;
         assert!(touched < 16, "{slot_len}: {touched} pages");
     }
+}
+
+#[test]
+fn a_device_that_fails_past_a_hole_is_known_to_refuse_frames_until_it_takes_one() {
+    let (device, script) = memory::scripted();
+    let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+    let mut base = setup.build(Box::new(device), 16, 1).unwrap();
+    base.tx.transmitter.send_past(1, 1);
+    build(&base.world.tx, 1, &[0; 60]);
+    let interface = "manual0".to_owned();
+    script.fail_with(Some(DeviceError::Down { interface }));
+    assert_eq!(base.tx.turn(), 0);
+    assert!(base.world.is_device_refusing());
+    script.fail_with(None);
+    assert_eq!(base.tx.turn(), 1);
+    assert!(!base.world.is_device_refusing());
 }
