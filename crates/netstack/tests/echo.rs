@@ -71,6 +71,10 @@ fn what_nobody_asked_for_is_heard_by_nobody() {
         inject(&mut fixture, ping.ident() ^ 1, 1, true);
         inject(&mut fixture, ping.ident(), 2, true);
         inject(&mut fixture, ping.ident(), 1, false);
+        let [a, b] = ping.ident().to_be_bytes();
+        let message = packet::icmp([0, 0], [a, b, 0, 1], b"data");
+        let other = us.source([10, 0, 0, 77]);
+        fixture.receive(packet::ip(other, packet::ICMP, &message));
         assert_eq!(ping.try_recv().err(), NOTHING, "{variant}: not by these");
         inject(&mut fixture, ping.ident(), 1, true);
         inject(&mut fixture, ping.ident(), 1, true);

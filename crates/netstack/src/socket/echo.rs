@@ -90,7 +90,8 @@ impl EchoSocket {
     }
 
     /// Sends a request, in fragments if it is long. Never blocks. The request waits for the
-    /// link-layer address of the next hop, and is lost if no neighbour answers for it.
+    /// link-layer address of the next hop, and is lost if no neighbour answers for it. Only a reply
+    /// from `to` counts.
     ///
     /// # Errors
     /// [`SocketError::TooLong`] above 65,507 bytes; [`SocketError::NoRoute`] if no route leads

@@ -11,6 +11,7 @@ use crate::io::world::Command;
 use crate::ip::fragment::cut_frame;
 use crate::ip::neighbor::Cause;
 use crate::packet as wire;
+use crate::packet::flow::Address;
 use crate::time::Instant;
 
 /// Maximum number of requests without a reply. The oldest are forgotten.
@@ -19,25 +20,27 @@ const MOST_WAITING: usize = 1024;
 /// Requests that were sent and have no reply yet, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Echoes {
-    sent: VecDeque<(u16, u16, Instant)>,
+    sent: VecDeque<(EchoName, Instant)>,
 }
+
+/// What names a request: the address asked, the identifier, and the sequence number.
+type EchoName = (Address, u16, u16);
 
 impl Echoes {
     /// Adds a request. Returns how many others were forgotten (0 or 1).
-    fn sent(&mut self, ident: u16, sequence: u16, now: Instant) -> u64 {
+    fn sent(&mut self, name: EchoName, now: Instant) -> u64 {
         let is_full = self.sent.len() == MOST_WAITING;
         if is_full {
             self.sent.pop_front();
         }
-        self.sent.push_back((ident, sequence, now));
+        self.sent.push_back((name, now));
         is_full.into()
     }
 
     /// Removes the request that a reply answers, and returns when it was sent.
-    fn replied(&mut self, ident: u16, sequence: u16) -> Option<Instant> {
-        let is = |(of, number, _): &(u16, u16, Instant)| (*of, *number) == (ident, sequence);
-        let at = self.sent.iter().position(is)?;
-        self.sent.remove(at).map(|(_, _, at)| at)
+    fn replied(&mut self, name: EchoName) -> Option<Instant> {
+        let at = self.sent.iter().position(|(sent, _)| *sent == name)?;
+        self.sent.remove(at).map(|(_, at)| at)
     }
 }
 
@@ -70,7 +73,7 @@ impl RxPump {
             &request.data,
         );
         let frames = cut_frame(frame, self.host.path_mtu(to), number);
-        self.stats.echo_requests_forgotten += self.echoes.sent(ident, sequence, now);
+        self.stats.echo_requests_forgotten += self.echoes.sent((to, ident, sequence), now);
         self.host
             .remember_sent(now, to, frames.iter().map(Vec::len).max());
         self.with_host(now, |host| host.send_frames(now, Cause::Ours, to, frames));
@@ -81,7 +84,10 @@ impl RxPump {
         let Some(reply) = wire::echo_of(frame.bytes()) else {
             return;
         };
-        let Some(sent) = self.echoes.replied(reply.ident, reply.sequence) else {
+        let Some(sent) = self
+            .echoes
+            .replied((reply.from, reply.ident, reply.sequence))
+        else {
             return;
         };
         let queues = self.world.socket_table().echoes.get(&reply.ident).cloned();
