@@ -152,6 +152,7 @@ impl Connection {
                     self.file = None;
                 }
             }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             // The file became shorter, so the connection has to end early.
             _ => (self.file, self.lingers) = (None, Some(LINGER)),
         }

@@ -108,19 +108,19 @@ fn invalid(what: &'static str) -> io::Error {
 
 /// Reads a value after its length. `None` at the end of the file.
 fn read_one<T: for<'de> Deserialize<'de>>(from: &mut impl Read) -> io::Result<Option<T>> {
-    let mut len = [0; 4];
-    match from.read(&mut len)? {
-        0 => return Ok(None),
-        got => from.read_exact(&mut len[got.min(4)..])?,
+    let mut len = Vec::new();
+    if from.take(4).read_to_end(&mut len)? == 0 {
+        return Ok(None);
     }
-    let len = u32::from_le_bytes(len);
+    let cut_short = || invalid("the recording ends in the middle of an entry");
+    let len = u32::from_le_bytes(len.try_into().map_err(|_| cut_short())?);
     if len > MAX_ENTRY {
         return Err(invalid("an entry is longer than any can be"));
     }
     let mut bytes = Vec::new();
     let got = from.take(u64::from(len)).read_to_end(&mut bytes)?;
     if got < len as usize {
-        return Err(invalid("the recording ends in the middle of an entry"));
+        return Err(cut_short());
     }
     postcard::from_bytes(&bytes)
         .map(Some)
@@ -143,6 +143,21 @@ mod tests {
         }
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
+        }
+    }
+
+    struct InterruptEveryOther<'a>(&'a [u8], bool);
+
+    impl Read for InterruptEveryOther<'_> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            self.1 = !self.1;
+            match self.1 {
+                true => Err(io::ErrorKind::Interrupted.into()),
+                false => {
+                    let most = into.len().min(1);
+                    self.0.read(&mut into[..most])
+                }
+            }
         }
     }
 
@@ -169,8 +184,17 @@ mod tests {
         let entries: Vec<_> = recording.map(Result::unwrap).collect();
         assert_eq!(entries, (0..5).map(entry).collect::<Vec<_>>());
 
-        let cut = Recording::open(&bytes[..bytes.len() - 1]).unwrap();
-        assert!(cut.last().unwrap().is_err());
+        let last = 4 + postcard::to_stdvec(&entry(4)).unwrap().len();
+        for missing in 1..last {
+            let cut = Recording::open(&bytes[..bytes.len() - missing]).unwrap();
+            let error = cut.last().unwrap().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{missing}");
+        }
+        // A signal interrupts every other call, and each gives one byte.
+        let slow = InterruptEveryOther(&bytes, false);
+        let recording = Recording::open(slow).unwrap();
+        let entries: Vec<_> = recording.map(Result::unwrap).collect();
+        assert_eq!(entries, (0..5).map(entry).collect::<Vec<_>>());
         assert!(Recording::open(&b"something else"[..]).is_err());
     }
 }
