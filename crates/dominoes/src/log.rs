@@ -132,7 +132,8 @@ impl<T: Send + Sync, W: Wait> Log<T, W> {
     }
 
     /// Asks the subscription with this number to leave, which it learns when it next looks for a
-    /// batch. Returns false if there is none.
+    /// batch. Returns false if there is none. Numbers are used again: if the subscription leaves and
+    /// another one takes its number before or during this call, the other one may be asked.
     ///
     /// A subscription may hold slices of the ring, so entries still wait for it until it is
     /// dropped.

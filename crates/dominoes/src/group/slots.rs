@@ -350,7 +350,8 @@ impl<R> Membership<R> {
     /// The worker must have released the units that it had begun.
     pub fn release(&self, id: usize, state: WorkerState) {
         let mut table = self.lock();
-        table.is_undecided &= state == WorkerState::Joining;
+        // These workers have no vote, so the others still differ.
+        table.is_undecided &= matches!(state, WorkerState::Joining | WorkerState::JoinCheck);
         self.deactivate(id);
         let unused = mem::replace(&mut table.slots[id], ReplicaSlot::Free);
         self.end_join(id);
@@ -374,8 +375,8 @@ impl<R> Membership<R> {
         drop(unused);
     }
 
-    /// Counts that replicas differ without a majority. Counts it only once until a worker leaves;
-    /// returns whether it counted.
+    /// Counts that replicas differ without a majority. Counts it only once until an active worker
+    /// leaves, parks or fails; returns whether it counted.
     pub fn count_undecided(&self) -> bool {
         let mut table = self.lock();
         let is_new = !mem::replace(&mut table.is_undecided, true);

@@ -3,7 +3,10 @@
 use super::{Chain, Planned, die};
 use dominoes::{
     Group, Park, Publisher, Seq, Turn,
-    group::{Divergence, GroupByHand, GroupWorker, OnDivergence, ReplicaSlotError, WorkerState},
+    group::{
+        Divergence, GroupByHand, GroupWorker, Membership, OnDivergence, ReplicaSlotError,
+        WorkerState,
+    },
 };
 use std::{
     cell::{Cell, RefCell},
@@ -396,4 +399,20 @@ fn an_effect_at_which_every_replica_dies_is_given_up_after_as_many_attempts() {
     let stats = fixture.group.handle().stats();
     assert_eq!((stats.interrupted, stats.abandoned), (3, 1));
     assert_eq!(stats.membership.failed, 3);
+}
+
+#[test]
+fn a_difference_without_a_majority_counts_once_until_a_worker_with_a_vote_is_gone() {
+    let members = Membership::<()>::new(4, 3, false);
+    assert!(members.count_undecided());
+    for state in [WorkerState::Joining, WorkerState::JoinCheck] {
+        let id = members.request_snapshot(None).unwrap();
+        members.release(id, state);
+        assert!(!members.count_undecided(), "{state:?}");
+    }
+    for (id, state) in [(2, WorkerState::Parked), (1, WorkerState::Gone)] {
+        members.release(id, state);
+        assert!(members.count_undecided(), "{state:?}");
+    }
+    assert_eq!(members.stats().undecided, 3);
 }
