@@ -38,7 +38,7 @@ struct Tally {
     /// Connections that opened, were answered by a cookie, and moved bytes.
     opened: u64,
     cookies: u64,
-    octets: u64,
+    bytes: u64,
     /// Segments that were sent again.
     again: u64,
 }
@@ -282,7 +282,7 @@ fn case(seed: u64) -> Result<Tally, String> {
                 _ => {
                     let mut text = [0; 4096];
                     if let Ok(len) = streams[at].try_read(&mut text) {
-                        far.tally.octets += len as u64;
+                        far.tally.bytes += len as u64;
                     }
                 }
             }
@@ -309,7 +309,7 @@ fn whatever_a_peer_says_of_its_connections_nothing_panics() {
     let tallies = Cases::new("HOSTILE", command, 240).run(case);
     let sum = |of: fn(&Tally) -> u64| tallies.iter().map(of).sum::<u64>();
     let (opened, cookies) = (sum(|t| t.opened), sum(|t| t.cookies));
-    let (bytes, again) = (sum(|t| t.octets), sum(|t| t.again));
+    let (bytes, again) = (sum(|t| t.bytes), sum(|t| t.again));
     println!("opened {opened}, by cookies {cookies}, bytes {bytes}, sent again {again}");
     if tallies.len() >= 240 {
         let each = tallies.len() as u64;

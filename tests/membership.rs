@@ -30,6 +30,15 @@ fn wait_for(stack: &Stack, wanted: impl Fn(&MembershipStats) -> bool) -> Members
     panic!("never came: {:?}", stack.stats().membership);
 }
 
+/// Sets the flag when it is dropped, even by a panic.
+struct SetOnDrop(Arc<AtomicBool>);
+
+impl Drop for SetOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// `server` echoes a stream of `client` while `meanwhile` runs; after that the client ends its
 /// stream. Returns the number of echoed bytes, all of which were checked.
 fn echo(server: &Stack, client: &Stack, meanwhile: impl FnOnce(&Stack)) -> u64 {
@@ -73,8 +82,9 @@ fn echo(server: &Stack, client: &Stack, meanwhile: impl FnOnce(&Stack)) -> u64 {
                 read += len as u64;
             }
         });
+        let over = SetOnDrop(over);
         meanwhile(server);
-        over.store(true, Ordering::Relaxed);
+        drop(over);
         let (written, read) = (written.join().unwrap(), read.join().unwrap());
         assert_eq!(read, written, "not all came back");
         read
@@ -90,8 +100,15 @@ fn stacks(replicas: usize, slots: usize) -> (Stack, Stack) {
 }
 
 #[test]
+#[should_panic = "planned"]
+fn a_panic_meanwhile_ends_the_test() {
+    let (server, client) = stacks(1, 1);
+    echo(&server, &client, |_| panic!("planned"));
+}
+
+#[test]
 fn a_replica_that_is_killed_repeatedly_under_load_is_replaced_and_no_byte_is_lost() {
-    let kills = number("LIVING_KILLS").unwrap_or(50);
+    let kills = number("MEMBERSHIP_KILLS").unwrap_or(50);
     let (server, client) = stacks(2, 2);
     let bytes = echo(&server, &client, |server| {
         for kill in 1..=kills {

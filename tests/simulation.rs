@@ -37,7 +37,7 @@ dominoes_testkit::tally! {
     /// Connections that were schedules.
     schedules,
     /// Bytes that applications read.
-    octets,
+    bytes,
     /// Requests in the logs of both stacks.
     positions,
     frames,

@@ -323,7 +323,7 @@ fn no_number_that_leaves_is_a_part_of_the_secret() {
             let windows = (0..64).flat_map(|by| secret.map(|half| half.rotate_right(by) & mask));
             // The first value may be the next one after a part of the secret.
             let near: HashSet<_> = windows
-                .flat_map(|w| [w, w + 1, w.wrapping_sub(1)])
+                .flat_map(|w| [w, w.wrapping_add(1), w.wrapping_sub(1)].map(|near| near & mask))
                 .collect();
             hits += u32::from(near.contains(&(number & mask)));
         }

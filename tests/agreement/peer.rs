@@ -578,10 +578,12 @@ impl Peer {
 
     fn taken(&mut self, seg: &Segment, offset: i64) -> Result<(), String> {
         let len = seg.payload.len() as u64;
+        // Timestamps wrap around (RFC 7323 section 5.2).
         if let Some((value, _)) = seg.timestamps
             && offset <= self.rcv as i64
+            && value.wrapping_sub(self.ts_recent) as i32 > 0
         {
-            self.ts_recent = self.ts_recent.max(value);
+            self.ts_recent = value;
         }
         if len == 0 && !seg.has(FIN) {
             // Below the next expected byte: a keepalive, which wants an acknowledgment.

@@ -466,23 +466,22 @@ impl Spoken {
         let (mut waiting, mut chunk) = (Vec::new(), vec![0; CHUNK]);
         let (mut sent, mut next) = (0, UPDATES);
         loop {
-            // Reads one byte more than it sends: that byte must not begin a command.
+            // Reads one byte more than it sends.
             while waiting.len() <= self.most {
                 match from.read(&mut chunk)? {
                     0 => break,
                     len => waiting.extend_from_slice(&chunk[..len]),
                 }
             }
-            let mut len = waiting.len().min(self.most);
-            while waiting
-                .get(len)
-                .is_some_and(|byte| self.special.contains(byte))
-            {
-                len -= 1;
-            }
-            if len == 0 {
+            if waiting.is_empty() {
                 return Ok(());
             }
+            // The byte after the sent ones must not begin a command.
+            let is_plain =
+                |at: &usize| !waiting.get(*at).is_some_and(|it| self.special.contains(it));
+            let most = waiting.len().min(self.most);
+            let len = (1..=most).rev().find(is_plain);
+            let len = len.ok_or_else(|| io::Error::other("every byte may begin a command"))?;
             to.send(&waiting[..len])?;
             waiting.drain(..len);
             sent += len as u64;

@@ -570,7 +570,7 @@ pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
         }
         tally.cut += u64::from(conversation.cut);
         let all_traffic = conversation.all_traffic.iter().flatten();
-        tally.octets += all_traffic.map(Traffic::received).sum::<u64>();
+        tally.bytes += all_traffic.map(Traffic::received).sum::<u64>();
     }
     drop(conversations);
     net.clear_faults();
