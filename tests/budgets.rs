@@ -29,16 +29,16 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 const PARTS: [Part; 9] = [
     part("crates/dominoes", 18_200, 17_000),
     part("crates/drivers", 24_100, 20_000),
-    part("crates/netstack/proto", 30_700, 31_000),
+    part("crates/netstack/proto", 30_800, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
-        ..part("crates/netstack", 61_300, 45_000)
+        ..part("crates/netstack", 62_500, 45_000)
     },
     part("crates/bench", 29_000, 21_000),
     part("crates/testkit", 3_500, 3_000),
     part("tests", 20_500, 11_500),
     part("examples", 6_600, 5_000),
-    part("fuzz", 4_600, 3_500),
+    part("fuzz", 4_700, 3_500),
 ];
 
 /// The most words of each page.

@@ -13,7 +13,9 @@ use arbitrary::{Arbitrary, Unstructured};
 use dominoes_drivers::RxMeta;
 use dominoes_drivers::memory::MemoryConfig;
 use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::{Connecting, Keepalive, SocketError, TcpListener, TcpStream, UdpSocket};
+use dominoes_netstack::{
+    AnyListener, Connecting, Keepalive, SocketError, TcpListener, TcpStream, UdpSocket,
+};
 
 use crate::frames::pause;
 use crate::input::{Input, assert_overflow_panics};
@@ -44,6 +46,10 @@ enum What {
     Listen,
     Accept,
     Unlisten,
+    /// Listens on all ports, and holds SYNs.
+    ListenAny,
+    /// Accepts, refuses or drops a held SYN.
+    Decide,
     Connect,
     Finish,
     GiveUp,
@@ -72,7 +78,7 @@ enum What {
     UdpSettings,
 }
 
-const CALLS: [What; 40] = [
+const CALLS: [What; 42] = [
     What::Write,
     What::Read,
     What::Fill,
@@ -113,6 +119,8 @@ const CALLS: [What; 40] = [
     What::Receive,
     What::UdpPeek,
     What::UdpSettings,
+    What::ListenAny,
+    What::Decide,
 ];
 
 #[derive(Debug)]
@@ -130,13 +138,13 @@ impl<'a> Arbitrary<'a> for Op {
     fn arbitrary(u: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
         let kind: u8 = u.arbitrary()?;
         Ok(match kind & 0x3f {
-            at @ 0..40 => Op::Call(Call {
+            at @ 0..42 => Op::Call(Call {
                 side: usize::from(kind >> 6 & 1),
                 what: CALLS[usize::from(at)],
                 which: u.arbitrary()?,
                 number: u.arbitrary()?,
             }),
-            40..=51 => Op::Wire(0),
+            42..=51 => Op::Wire(0),
             52 | 53 => Op::Wire(u.arbitrary()?),
             54..=56 => Op::Wait(None),
             57..=60 => Op::Wait(Some(pause(u.arbitrary()?))),
@@ -169,6 +177,7 @@ struct Side {
     stack: Option<Stack>,
     sockets: dominoes_netstack::Sockets,
     listeners: Vec<TcpListener>,
+    any: Option<AnyListener>,
     opening: Vec<Connecting>,
     streams: Vec<Stream>,
     udp: Vec<UdpSocket>,
@@ -215,6 +224,7 @@ pub fn run(data: &[u8]) {
             sockets: stack.sockets.clone(),
             stack: Some(stack),
             listeners: Vec::new(),
+            any: None,
             opening: Vec::new(),
             streams: Vec::new(),
             udp: Vec::new(),
@@ -359,6 +369,27 @@ impl World {
             What::Unlisten => {
                 if let Some(at) = pick(side.listeners.len()) {
                     side.listeners.swap_remove(at);
+                }
+            }
+            What::ListenAny => {
+                side.any = match number & 7 {
+                    0 => None,
+                    1..=3 => side.sockets.listen_any_port(port, u16::from(which)).ok(),
+                    _ => side.sockets.listen_any(u16::from(which & 3)).ok(),
+                }
+                .or_else(|| side.any.take().filter(|_| number & 7 > 0));
+            }
+            What::Decide => {
+                if side.opening.len() >= MOST {
+                    return;
+                }
+                let Some(Ok(arriving)) = side.any.as_ref().map(AnyListener::try_next) else {
+                    return;
+                };
+                match number & 7 {
+                    0 => arriving.refuse(),
+                    1 => drop(arriving),
+                    _ => side.opening.extend(arriving.accept().ok()),
                 }
             }
             What::Connect => {

@@ -3,10 +3,12 @@
 
 use std::net::SocketAddr;
 
-use dominoes_netstack::{Connecting, SocketError, Sockets, TcpListener, TcpStream, UdpSocket};
+use dominoes_netstack::{
+    AnyListener, Connecting, SocketError, Sockets, TcpListener, TcpStream, UdpSocket,
+};
 use dominoes_proto::log::request::ConnId;
-use dominoes_testkit::Rng;
 use dominoes_testkit::packet::FAR;
+use dominoes_testkit::{Rng, mix};
 
 use super::peer::{FIRST_PORT, SERVER, keys, pattern};
 use super::plan::{App, family};
@@ -177,16 +179,77 @@ impl Connection {
     }
 }
 
+/// Where connections come from.
+enum Door {
+    Listener(TcpListener),
+    /// Holds the SYNs for all ports: it accepts those for one, and refuses the others.
+    Any {
+        listener: AnyListener,
+        /// Accepted, but the handshakes are not finished.
+        handshakes: Vec<Connecting>,
+    },
+}
+
+impl Door {
+    /// In a quarter of the cases one that holds SYNs.
+    fn new(sockets: &Sockets, seed: u64) -> Door {
+        if !mix(seed ^ 0xd00).is_multiple_of(4) {
+            let listener = sockets.listen(SERVER, BACKLOG);
+            return Door::Listener(listener.expect("nobody else listens"));
+        }
+        Door::Any {
+            listener: sockets.listen_any(BACKLOG).expect("nobody else listens"),
+            handshakes: Vec::new(),
+        }
+    }
+
+    /// Passes new connections to `each`, and adds those that it accepts before their handshakes to
+    /// `opened`.
+    fn take(&mut self, opened: &mut Vec<usize>, mut each: impl FnMut(TcpStream)) {
+        let (listener, handshakes) = match self {
+            Door::Listener(listener) => {
+                while let Ok((stream, _)) = listener.try_accept() {
+                    each(stream);
+                }
+                return;
+            }
+            Door::Any {
+                listener,
+                handshakes,
+            } => (listener, handshakes),
+        };
+        while let Ok(arriving) = listener.try_next() {
+            match arriving.destination().port() {
+                SERVER => {
+                    opened.push(0);
+                    handshakes.push(arriving.accept().expect("the stack is up"));
+                }
+                _ => arriving.refuse(),
+            }
+        }
+        handshakes.retain_mut(|handshake| match handshake.try_finish() {
+            Ok(None) => true,
+            Ok(Some(stream)) => {
+                each(stream);
+                false
+            }
+            // The peer tries again.
+            Err(_) => false,
+        });
+    }
+}
+
 /// All connections and the UDP socket.
 pub(crate) struct Application {
     seed: u64,
     sockets: Sockets,
-    listener: TcpListener,
+    door: Door,
     connecting: Vec<(usize, Connecting)>,
     pub(crate) connections: Vec<Connection>,
     /// The newest peer of each port.
     pub(crate) newest: Vec<usize>,
-    /// Ports that were connected to, in order.
+    /// Ports that were connected to, in order; 0 for a connection whose SYN was held. Each took a
+    /// request id.
     pub(crate) opened: Vec<usize>,
     /// Peers to which the connection could not be opened.
     pub(crate) failed: Vec<usize>,
@@ -198,16 +261,14 @@ pub(crate) struct Application {
 
 impl Application {
     pub(crate) fn new(sockets: Sockets, seed: u64) -> Application {
-        let listener = sockets
-            .listen(SERVER, BACKLOG)
-            .expect("nobody else listens");
+        let door = Door::new(&sockets, seed);
         let udp = sockets.bind_udp(DATAGRAMS).expect("the port is free");
         Application {
             udp,
             datagrams: Vec::new(),
             seed,
             sockets,
-            listener,
+            door,
             connecting: Vec::new(),
             connections: Vec::new(),
             newest: Vec::new(),
@@ -227,11 +288,11 @@ impl Application {
     /// Accepts connections, and finishes opened ones.
     pub(crate) fn welcome(&mut self) -> usize {
         let before = self.connections.len();
-        while let Ok((stream, _)) = self.listener.try_accept() {
-            self.connections.push(Connection::new(stream, &self.newest));
-        }
         let newest = &self.newest;
         let (connections, failed) = (&mut self.connections, &mut self.failed);
+        self.door.take(&mut self.opened, |stream| {
+            connections.push(Connection::new(stream, newest));
+        });
         self.connecting
             .retain_mut(|(peer, connecting)| match connecting.try_finish() {
                 Ok(None) => true,
@@ -333,6 +394,9 @@ impl Application {
     /// Drops every socket except the listener.
     pub(crate) fn let_go(&mut self) {
         self.connecting.clear();
+        if let Door::Any { handshakes, .. } = &mut self.door {
+            handshakes.clear();
+        }
         for connection in &mut self.connections {
             connection.stream = None;
         }

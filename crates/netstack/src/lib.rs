@@ -125,6 +125,7 @@ pub use error::{CloseError, ConfigError, MembershipError, SocketError, StackErro
 pub use socket::poller;
 #[cfg(feature = "rustls")]
 pub use socket::tls;
+pub use socket::{AnyListener, Arriving};
 pub use socket::{Connecting, Entered, Incoming, ReadHalf, Reserved, Sockets, TcpListener};
 pub use socket::{
     Datagram, EchoSocket, InterfaceStatus, PacketInfo, Received, RouteStatus, UdpReceiver,

@@ -6,6 +6,7 @@
 //! wait, and need another thread that drives the stack.
 
 mod alone;
+mod arriving;
 mod current;
 mod echo;
 pub mod framed;
@@ -49,6 +50,7 @@ use half::Half;
 pub(crate) use wait::WaitUntil;
 
 pub use alone::TcpView;
+pub use arriving::{AnyListener, Arriving};
 pub use current::Entered;
 pub use echo::EchoSocket;
 pub use interfaces::{InterfaceStatus, RouteStatus};
@@ -146,7 +148,7 @@ impl Sockets {
             port => port,
         };
         let is_taken = |other: Binding| other.overlaps(&binding);
-        if table.listeners.at(port).any(is_taken) {
+        if table.listeners.at(port).any(is_taken) || table.arriving.contains_key(&port) {
             return Err(SocketError::PortTaken);
         }
         let queue = AcceptQueue {
@@ -223,6 +225,7 @@ impl Sockets {
             false => {
                 let has_several = self.world().shared.has_interfaces();
                 let own = interfaces::with_address(&self.worlds, from);
+                let own = own.or_else(|| self.taking(from, remote));
                 let own = own.ok_or(SocketError::NotOurs)?;
                 if from.is_v4() != address.is_v4() {
                     return Err(SocketError::Invalid);
@@ -262,6 +265,16 @@ impl Sockets {
             watched: poller::Watched::default(),
             opened: None,
         })
+    }
+
+    /// The interface towards `remote`, if it takes packets to `from` though that is no address of
+    /// ours.
+    fn taking(&self, from: Address, remote: SocketAddr) -> Option<usize> {
+        let interface = interfaces::towards(&self.worlds, remote).unwrap_or(0);
+        let world = &self.worlds[self.groups_of(interface).start];
+        world
+            .with_site_for(from, |site| site.takes(from))
+            .then_some(interface)
     }
 
     /// Chooses one of an interface's `count` groups to open a connection: the group to which its

@@ -119,6 +119,22 @@ impl Builder {
         self
     }
 
+    /// Takes packets to every address of a single host as ours, of each family in which the
+    /// interface has an address: connections, datagrams and echo requests, also those to addresses
+    /// of other interfaces of the stack. Link-local addresses, groups, and addresses that no host
+    /// may have stay excluded. A listener that is bound to no address takes connections to all of
+    /// them; [`Sockets::listen_any`] takes those to all ports. A connection may also come
+    /// [from](Sockets::begin_connect_from) any address.
+    ///
+    /// The interface does not answer ARP and neighbor discovery for these addresses: on Ethernet,
+    /// routers must lead to it. On links without Ethernet (`tun`), a prefix of length 0 makes all
+    /// hosts neighbors. AF_XDP must redirect everything. Default: no.
+    #[must_use]
+    pub fn any_address(mut self) -> Self {
+        self.interface = self.interface.any_address();
+        self
+    }
+
     /// Adds an interface with its own device, and with as many groups and threads as the first one.
     /// All interfaces share the sockets: see
     /// [`variants::interfaces`](crate::variants::interfaces).

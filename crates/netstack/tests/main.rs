@@ -2,6 +2,7 @@
 
 mod accept_order;
 mod addresses;
+mod any_address;
 mod autoscale;
 mod by_hand;
 mod clients;

@@ -172,6 +172,7 @@ impl IpHost {
     pub fn is_ours(&self, address: Address) -> bool {
         self.site.classify(address) == AddressKind::Local
             || self.is_looping && self.site.is_ourselves(address)
+            || self.site.takes_any && self.site.takes(address)
     }
 
     /// Whether no packet between these addresses can come the way that the one at hand came.

@@ -177,6 +177,11 @@ counters! {
         pub martians: u64,
         /// Frames of unsupported protocols.
         pub unknown: u64,
+        /// SYNs that were held until the application decided.
+        pub syns_held: u64,
+        /// SYNs that were dropped instead, or later: too many were held, the checksum was wrong, the
+        /// application dropped them, or did not decide in time.
+        pub syns_dropped: u64,
         /// UDP datagrams that were written into the log.
         pub datagrams: u64,
         /// Frames of several UDP datagrams that the device had not divided.
@@ -268,6 +273,8 @@ impl PumpStats {
             conflicts: _,
             duplicate_addresses: _,
             foreign: _,
+            syns_held: _,
+            syns_dropped: _,
             neighbor_moves_rejected: _,
             redirects_ignored: _,
             echo_replies_unread: _,

@@ -7,7 +7,7 @@
 //! several connections rely on that.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use dominoes::EventCount;
@@ -28,6 +28,28 @@ pub(crate) struct AcceptQueue {
     pub(crate) accepted: Vec<u64>,
     /// For pollers.
     pub(crate) news: Arc<QueueNews>,
+}
+
+/// Held SYNs that the application has not seen yet.
+#[derive(Debug, Default)]
+pub(crate) struct ArrivingQueue {
+    /// Group, number in the group, and flow of each.
+    syns: VecDeque<(u16, u64, Flow)>,
+    /// For pollers.
+    pub(crate) news: Arc<QueueNews>,
+}
+
+impl ArrivingQueue {
+    /// Takes the next one.
+    pub(crate) fn pop(&mut self) -> Option<(u16, u64, Flow)> {
+        let syn = self.syns.pop_front();
+        self.count();
+        syn
+    }
+
+    fn count(&self) {
+        self.news.waiting.store(self.syns.len(), Ordering::Relaxed);
+    }
 }
 
 /// The queues of all listeners, by port and binding. No connection matches two of them.
@@ -165,6 +187,33 @@ impl World {
     /// connection is aborted.
     pub(crate) fn established(&self, number: u64, ready: Ready) {
         self.hand_over(|arrivals| arrivals.add(number, ready));
+    }
+
+    /// A SYN is held for the listener of `port`.
+    pub(crate) fn arrives(&self, port: u16, id: u64, flow: Flow) {
+        let mut table = self.socket_table();
+        let Some(queue) = table.arriving.get_mut(&port) else {
+            return;
+        };
+        queue.syns.push_back((self.group, id, flow));
+        queue.news.arrived.fetch_add(1, Ordering::Relaxed);
+        queue.count();
+        let news = Arc::clone(&queue.news);
+        drop(table);
+        self.shared.socket_table_changed.notify_all();
+        news.event.notify_all();
+    }
+
+    /// These SYNs are held no longer.
+    pub(crate) fn arrives_no_more(&self, port: u16, ids: &BTreeSet<u64>) {
+        let mut table = self.socket_table();
+        if let Some(queue) = table.arriving.get_mut(&port) {
+            let group = self.group;
+            queue
+                .syns
+                .retain(|(of, id, _)| *of != group || !ids.contains(id));
+            queue.count();
+        }
     }
 
     /// Hands over all connections that wait for missing ones: a diverged worker may have performed

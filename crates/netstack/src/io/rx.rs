@@ -10,6 +10,7 @@ mod commands;
 mod connections;
 mod datagrams;
 mod echo;
+mod held;
 mod host;
 mod idle;
 mod loopback;
@@ -351,6 +352,7 @@ impl RxPump {
         let mut done = self.free_sockets(log);
         done += self.reap(now, log);
         self.with_host(now, |host| host.on_time(now));
+        self.expire_syns(now);
         if self.connections.idle.is_due(now) {
             done += self.look_at_idle(now, log);
         }
@@ -615,6 +617,11 @@ impl RxPump {
             if let Body::Segments { mac, .. } = &mut request.body {
                 *mac = hop;
             }
+            if self.connections.held.may_hold(&request.digest)
+                && self.hold_syn(now, (request, flow), (run, verdict))
+            {
+                return false;
+            }
         }
         let sent = self.world.tx.sent();
         self.published.sent = sent;
@@ -637,6 +644,7 @@ impl RxPump {
             .next_deadline()
             .min(self.v6_deadline())
             .min(self.connections.idle.next_deadline())
+            .min(self.connections.held.next_deadline())
     }
 
     /// Whether there is something to do without waiting for the device.

@@ -60,6 +60,10 @@ pub struct Setup {
     /// Whether the address is announced at the start (RFC 5227 section 2.3). Default: no;
     /// [`Stack`](crate::Stack) does it.
     pub announce: bool,
+    /// Whether packets to every address of a single host are taken as ours, of either family that
+    /// the stack has, except link-local addresses. Default: no. See
+    /// [`Interface::any_address`](crate::Interface::any_address).
+    pub any_address: bool,
     /// Records the log, if set.
     pub recorder: Option<Recorder>,
     /// A random number of this start of the stack.
@@ -85,6 +89,7 @@ impl Setup {
             reassembly: ReassemblyLimits::default(),
             secret,
             announce: false,
+            any_address: false,
             recorder: None,
             salt: 0,
             group: GroupIndex::ONLY,
@@ -102,6 +107,7 @@ impl Setup {
         recorder: Recorder as Some;
         reassembly: ReassemblyLimits;
         announce: bool;
+        any_address: bool;
     }
 
     /// Adds to `addresses`: see the [field](Self#structfield.addresses).
@@ -342,6 +348,7 @@ impl Setup {
         let touched = MAX_HEADERS + usize::from(limits.mss());
         let (ring, transmitter) = TxRing::new(slots, (slot_len, touched), preparer);
         let mut site = Site::new(Site::NO_V4, 32, None, &self.routes);
+        site.takes_any = self.any_address;
         for (address, prefix) in addresses {
             site.add_v4(address.into(), prefix);
         }

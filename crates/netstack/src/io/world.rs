@@ -4,7 +4,7 @@
 //! goes through a queue.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
@@ -17,7 +17,7 @@ use dominoes_drivers::{
 use crate::config::{Limits, Settings, Tuning};
 use crate::error::SocketError;
 use crate::groups::classify;
-use crate::io::accept::{Arrivals, Listeners};
+use crate::io::accept::{Arrivals, ArrivingQueue, Listeners};
 use crate::io::control::ControlFrames;
 use crate::io::echo::EchoQueues;
 use crate::io::rx::addresses::InterfaceChange;
@@ -36,9 +36,10 @@ use crate::log::request::{Body, ConnId, Flow};
 use crate::packet::flow::{Address, Binding, Endpoint, Families, IpFields};
 use crate::state::demux::Grouping;
 use crate::stats::StackStats;
+use crate::time::Duration;
 use crate::udp::gather::FrameBounds;
 
-/// A flag in `World::v4`: we have several IPv4 addresses.
+/// A flag in `World::v4`: we have several IPv4 addresses, or take packets to all.
 const SEVERAL_V4: u64 = 1 << 63;
 /// A flag in `World::detours`: there may be frames to ourselves.
 const LOOPED: u8 = 1;
@@ -60,6 +61,18 @@ pub(crate) enum Command {
         port: u16,
         binding: Binding,
         group: u16,
+    },
+    /// A listener holds SYNs for a port (or all) until the application decides: at most so many,
+    /// and so long. `None`: it ends.
+    HoldSyns {
+        port: u16,
+        holds: Option<(u16, Duration)>,
+    },
+    /// The application decided about a held SYN.
+    Decide {
+        flow: Flow,
+        id: u64,
+        decision: Decision,
     },
     Bind {
         socket: ConnId,
@@ -91,6 +104,17 @@ pub(crate) enum Command {
         member: Member<ConnId>,
         listens: bool,
     },
+}
+
+/// What an application does with a held SYN.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Decision {
+    /// The handshake goes on, as the open of this request id.
+    Accept { request_id: u64 },
+    /// The peer gets a reset.
+    Refuse,
+    /// The peer gets no answer.
+    Drop,
 }
 
 /// An update for the pump: the connection of a flow.
@@ -132,6 +156,8 @@ pub(crate) struct SocketTable {
     pub(crate) open_events: HashMap<u64, Arc<EventCount>>,
     /// By port and binding. No connection matches two of them.
     pub(crate) listeners: Listeners,
+    /// The held SYNs of listeners, by port.
+    pub(crate) arriving: BTreeMap<u16, ArrivingQueue>,
     /// For each group, its established connections that are not in an accept queue yet.
     pub(crate) arrivals: HashMap<u16, Arrivals>,
     /// The sockets bound to UDP ports.
@@ -226,7 +252,8 @@ impl Mailbox {
 
 /// The word in which [`World`] keeps our first IPv4 address.
 fn v4_bits(site: &Site) -> u64 {
-    let several = if site.has_several_v4() { SEVERAL_V4 } else { 0 };
+    let several = site.has_several_v4() || site.takes_any;
+    let several = if several { SEVERAL_V4 } else { 0 };
     site.v4().to_bits() | several
 }
 
@@ -300,7 +327,9 @@ impl StackShared {
     /// Wakes every thread that waits for the socket table, because the stack shuts down.
     pub(crate) fn wake_all(&self) {
         let table = self.socket_table();
-        let queues: Vec<_> = table.listeners.queues().map(|q| q.news.clone()).collect();
+        let held = table.arriving.values().map(|queue| queue.news.clone());
+        let queues = table.listeners.queues().map(|queue| queue.news.clone());
+        let queues: Vec<_> = queues.chain(held).collect();
         let opens: Vec<_> = table.open_events.values().cloned().collect();
         let echoes: Vec<_> = table.echoes.values().cloned().collect();
         drop(table);

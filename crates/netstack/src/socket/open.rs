@@ -435,6 +435,8 @@ impl Connecting {
         }
         match status.end_reason() {
             Some(ending) => Err(ending.into()),
+            // A peer whose SYN was held has given up.
+            None if status.retired() => Err(SocketError::Refused),
             None => Ok(None),
         }
     }

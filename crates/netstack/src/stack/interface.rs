@@ -19,6 +19,7 @@ pub struct Interface {
     ipv6: Option<Ipv6Config>,
     gateways: Vec<IpAddr>,
     routes: Vec<Route>,
+    any_address: bool,
 }
 
 /// An interface and its device.
@@ -70,6 +71,13 @@ impl Interface {
         self
     }
 
+    /// As [`Builder::any_address`](super::Builder::any_address).
+    #[must_use]
+    pub fn any_address(mut self) -> Self {
+        self.any_address = true;
+        self
+    }
+
     /// The setup of the interface's groups.
     pub(super) fn setup(self, secret: [u64; 2]) -> Result<Setup, StackError> {
         let addresses = self.addresses.iter().map(|text| parse_cidr(text));
@@ -80,6 +88,7 @@ impl Interface {
         let (address, prefix) = addresses.remove(0);
         let mut setup = Setup::new(address, prefix, secret).addresses(addresses);
         setup.ipv6 = self.ipv6;
+        setup.any_address = self.any_address;
         setup.routes = self.routes;
         let gateways = self.gateways.into_iter();
         setup.routes.extend(gateways.map(Route::default_via));

@@ -110,6 +110,7 @@ pub(super) fn divide_interface(
             own.ipv6 = setup.ipv6.clone();
             own.salt = setup.salt;
             own.announce = setup.announce;
+            own.any_address = setup.any_address;
             own.group = GroupIndex { index, count };
             own.place = first + index;
             own.shared = Arc::clone(shared);

@@ -382,10 +382,14 @@ impl IpHost {
         match local.is_v4() {
             true => {
                 let ends = (remote, local);
-                !self.site.is_own_v4(local)
-                    || self.site.has_several_v4() && self.site.is_martian(ends)
+                let is_foreign = !self.site.is_own_v4(local) && !self.site.takes(local);
+                let has_several = self.site.has_several_v4() || self.site.takes_any;
+                is_foreign || has_several && self.site.is_martian(ends)
             }
-            false => !self.site.v6.has(local) || self.site.v6.has(remote),
+            false => {
+                let is_foreign = !self.site.v6.has(local) && !self.site.takes(local);
+                is_foreign || self.site.v6.has(remote)
+            }
         }
     }
 }

@@ -157,6 +157,8 @@ pub struct Site {
     pub prefix: u8,
     /// The other IPv4 addresses, in the order in which they were added.
     others: Vec<PlaceV4>,
+    /// Whether packets to every address of a single host are for us.
+    pub takes_any: bool,
     /// Our current IPv6 addresses and routes.
     pub v6: Place,
     /// In lookup order; among equal ones, in the order of insertion.
@@ -177,6 +179,7 @@ impl Site {
             address,
             prefix,
             others: Vec::new(),
+            takes_any: false,
             v6: Place::default(),
             routes,
         }
@@ -374,6 +377,20 @@ impl Site {
         } else {
             self.v6.has(address) || address.ip().is_loopback() && self.v6.is_anywhere()
         }
+    }
+
+    /// Whether connections may have the local address `address`: it is ours, or we take packets to
+    /// every address of a single host. Link-local addresses belong to neighbours.
+    pub fn takes(&self, address: Address) -> bool {
+        self.is_ourselves(address) || self.takes_any && self.may_take(address)
+    }
+
+    fn may_take(&self, address: Address) -> bool {
+        let is_near = match address.is_v4() {
+            true => !self.has_v4(),
+            false => address.is_link_local() || !self.v6.is_anywhere(),
+        };
+        !is_near && self.is_one_host(address) && !address.ip().is_loopback()
     }
 
     /// Classifies `address` (RFC 1122 section 3.2.1.3).

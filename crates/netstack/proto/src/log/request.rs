@@ -49,6 +49,9 @@ impl ConnId {
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Flags(pub u8);
 
+/// In place of a port: all of them.
+pub const ALL_PORTS: u16 = 0;
+
 impl Flags {
     /// No more data from the sender.
     pub const FIN: Flags = Flags(0x01);
@@ -84,6 +87,11 @@ impl Flags {
     #[must_use]
     pub const fn with(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
+    }
+
+    /// Whether the segment opens a connection: a SYN without an acknowledgment.
+    pub const fn opens(self) -> bool {
+        self.has(Flags::SYN) && !self.any(Flags::ACK.with(Flags::RST))
     }
 
     /// Without the bits of `other`.
@@ -384,6 +392,34 @@ pub enum Body {
         mac: Mac,
         /// The connection's initial settings; the SYN follows them, too.
         settings: Settings,
+    },
+    /// SYNs to a port are held outside until the application decides, or no more.
+    HoldSyns {
+        /// The port, or [`ALL_PORTS`].
+        port: u16,
+        /// Whether they are.
+        holds: bool,
+    },
+    /// The application accepts a SYN that was held ([`Digest`] has its fields): the handshake goes
+    /// on, as of an open of this request id.
+    AcceptSyn {
+        /// The request id.
+        request_id: u64,
+        /// The connection's flow.
+        flow: Flow,
+        /// Link-layer address of the next hop.
+        mac: Mac,
+        /// Options of the SYN, except timestamps.
+        options: SynOptions,
+        /// The connection's initial settings; the SYN-ACK follows them, too.
+        settings: Settings,
+    },
+    /// The application refuses a SYN that was held ([`Digest`] has its fields).
+    RefuseSyn {
+        /// The flow of the refused connection.
+        flow: Flow,
+        /// Link-layer address of the next hop.
+        mac: Mac,
     },
     /// Initial settings for connections of a listener; the SYN-ACK follows them, too.
     SetListener {

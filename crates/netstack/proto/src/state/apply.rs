@@ -280,7 +280,7 @@ impl ReplicaState {
             RequestKind::Segments => self.segments(request, verdict, out),
             RequestKind::Command => {
                 if !self.udp_command(request, out) {
-                    self.command(&request.body, out);
+                    self.command(request, out);
                 }
                 self.fold = mix(self.fold ^ self.frames.next);
             }
@@ -400,6 +400,9 @@ impl ReplicaState {
         request.pieces(verdict, |segment| {
             if self.listeners.takes(&flow) {
                 self.listen(flow, mac, segment, past, out);
+            } else if segment.flags.opens() && self.listeners.holds(flow.local) {
+                // When it was published, its flow still had a connection. The peer sends it again.
+                self.stats.refused_syn += 1;
             } else {
                 self.refuse(flow, mac, segment, out);
             }
@@ -414,8 +417,8 @@ impl ReplicaState {
         tcp::reset_for(segment, flow, mac, &mut cx);
     }
 
-    fn command(&mut self, body: &Body, out: &mut impl EffectSink) {
-        match *body {
+    fn command(&mut self, request: &Request, out: &mut impl EffectSink) {
+        match request.body {
             // Not commands, or commands of UDP sockets, which `udp_command` applied.
             Body::None
             | Body::Segments { .. }
@@ -440,6 +443,21 @@ impl ReplicaState {
                 mac,
                 settings,
             } => self.open(request_id, Flow { local, remote }, (mac, settings), out),
+            Body::AcceptSyn {
+                request_id,
+                flow,
+                mac,
+                options,
+                settings,
+            } => {
+                let options = Options::Syn(options);
+                let syn = request.digest.segment(&options);
+                self.accept_syn(request_id, (flow, mac, &syn), settings, out);
+            }
+            Body::HoldSyns { port, holds } => self.listeners.hold(port, holds),
+            Body::RefuseSyn { flow, mac } => {
+                self.refuse(flow, mac, &request.digest.segment(&Options::None), out);
+            }
             Body::SetListener {
                 port,
                 binding,

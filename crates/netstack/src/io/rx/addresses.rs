@@ -196,6 +196,7 @@ impl RxPump {
 
     /// Adds a connection. It may have begun before our addresses or routes changed.
     pub(super) fn connection_begins(&mut self, now: Instant, flow: Flow, conn: ConnId) {
+        self.connections.held.begins(&flow);
         let hop = self.hop_of(&flow);
         if let Some(hop) = hop.filter(|_| !self.connections.hints.contains_key(&flow)) {
             self.host.neighbors.need(hop);
@@ -399,7 +400,7 @@ impl RxPump {
 
     /// Whether `local` is not our address any more, so that its connections end.
     pub(super) fn is_lost(&self, local: Address) -> bool {
-        !self.host.site.is_ourselves(local)
+        !self.host.site.takes(local)
     }
 
     /// Ends connections of lost addresses.

@@ -49,7 +49,16 @@ impl RxPump {
     fn command(&mut self, now: Instant, command: Command, log: &mut impl Log) {
         match command {
             Command::Open(open) => self.resolve(now, open, log),
-            Command::Publish(body) => self.publish_command(now, body, log),
+            Command::Publish(body) => {
+                self.connections.held.note(&body);
+                self.publish_command(now, body, log);
+            }
+            Command::HoldSyns { port, holds } => {
+                self.connections.held.listen(port, holds);
+                let holds = holds.is_some();
+                self.publish_command(now, Body::HoldSyns { port, holds }, log);
+            }
+            Command::Decide { flow, id, decision } => self.decide(now, (flow, id), decision, log),
             Command::SetListener {
                 port,
                 binding,
@@ -128,7 +137,7 @@ impl RxPump {
         let address = local.address;
         let source = match address.is_unspecified() {
             true => self.host.site.source(remote.address),
-            false => Some(address).filter(|address| self.host.site.is_ourselves(*address)),
+            false => Some(address).filter(|address| self.host.site.takes(*address)),
         };
         let Some(source) = source else {
             let failed = match address.is_unspecified() {

@@ -4,6 +4,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
 use super::addresses::Rerouting;
+use super::held::HeldSyns;
 use super::idle::{Hint, IdleLooks, LOOKS};
 use super::paths::Paths;
 use super::unanswered::Unanswered;
@@ -19,6 +20,8 @@ pub(super) struct Connections {
     pub(super) hints: HashMap<Flow, Hint>,
     /// How often `hints` changed.
     pub(super) hints_version: u64,
+    /// SYNs that wait until the application decides.
+    pub(super) held: HeldSyns,
     pub(super) idle: IdleLooks,
     /// Connections whose end was reported before their start.
     over: HashSet<ConnId>,

@@ -17,8 +17,8 @@ use crate::io::world::{OpenResult, World};
 use crate::log::request::ConnId;
 use crate::socket::stage::Staged;
 use crate::socket::{
-    Connecting, EchoSocket, ReadHalf, TcpListener, TcpStream, UdpReceiver, UdpSender, UdpSocket,
-    WriteHalf,
+    AnyListener, Connecting, EchoSocket, ReadHalf, TcpListener, TcpStream, UdpReceiver, UdpSender,
+    UdpSocket, WriteHalf,
 };
 
 /// A socket that can be registered with a [`Poller`](super::Poller).
@@ -26,7 +26,7 @@ use crate::socket::{
 /// | socket | can be |
 /// |---|---|
 /// | [`TcpStream`], [`UdpSocket`]; TLS and framed streams, TLS handshakes | readable, writable |
-/// | [`ReadHalf`], [`UdpReceiver`], [`TcpListener`], [`EchoSocket`]; halves that read | readable |
+/// | [`ReadHalf`], [`UdpReceiver`], [`TcpListener`], [`AnyListener`], [`EchoSocket`]; halves that read | readable |
 /// | [`WriteHalf`], [`UdpSender`]; halves that write | writable |
 /// | [`Connecting`] | writable: established, or failed |
 ///
@@ -416,6 +416,7 @@ sources! {
     UdpReceiver: this => &this.watched, this.shared.target(Interest::READABLE);
     UdpSender: this => &this.watched, this.shared.target(Interest::WRITABLE);
     TcpListener: this => &this.watched, this.target();
+    AnyListener: this => &this.watched, this.target();
     EchoSocket: this => &this.watched, this.target();
     Connecting: this => &this.watched, this.target();
 }

@@ -7,13 +7,13 @@
 //! that wait to be accepted are bounded by twice the backlog of a port; the second half is used
 //! only while its SYN queue is full.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::config::{Limits, Settings};
 use crate::keys::KeyUse;
 use crate::log::effect::{Effect, EffectSink};
 use crate::log::request::{
-    Binding, Body, ConnId, Endpoint, Flags, Flow, Mac, Request, Segment, Verdict,
+    ALL_PORTS, Binding, Body, ConnId, Endpoint, Flags, Flow, Mac, Request, Segment, Verdict,
 };
 use crate::seqnum::SeqNum;
 use crate::state::apply::{ReplicaState, State};
@@ -48,6 +48,8 @@ impl Listener {
 pub(super) struct Listeners {
     /// By port and binding. No connection matches two of them.
     ports: BTreeMap<u16, BTreeMap<Binding, Listener>>,
+    /// Ports whose SYNs are held outside, until the application decides. Listeners precede them.
+    holding: BTreeSet<u16>,
     /// Connections in SYN-RECEIVED, over all ports.
     half_open: u32,
     /// Connections established, over all ports, including those of closed listeners.
@@ -75,6 +77,22 @@ impl Listeners {
     /// Whether there is a listener for connections of `flow`.
     pub(super) fn takes(&self, flow: &Flow) -> bool {
         self.at(flow.local).is_some()
+    }
+
+    /// Whether SYNs to `local` are held outside.
+    pub(super) fn holds(&self, local: Endpoint) -> bool {
+        let holds = |port| self.holding.contains(&port);
+        !self.holding.is_empty()
+            && (holds(local.port) || holds(ALL_PORTS))
+            && self.at(local).is_none()
+    }
+
+    /// SYNs to `port` are held outside, or no more.
+    pub(super) fn hold(&mut self, port: u16, holds: bool) {
+        match holds {
+            true => self.holding.insert(port),
+            false => self.holding.remove(&port),
+        };
     }
 
     pub(super) fn open(&mut self, port: u16, backlog: u16, binding: Binding) {
@@ -157,9 +175,11 @@ impl Listeners {
     pub(super) fn fold(&self, add: &mut impl FnMut(u64)) {
         let Listeners {
             ports,
+            holding,
             half_open,
             established,
         } = self;
+        holding.iter().for_each(|port| add(u64::from(*port)));
         add(u64::from(*half_open));
         add(*established);
         let all = ports.iter().flat_map(|(port, of_port)| {
@@ -235,6 +255,44 @@ impl ReplicaState {
         tcb.set(self.listeners.settings(flow.local, &self.limits), &mut cx);
         self.listeners.begin(flow.local);
         self.insert(conn, tcb, Some(flow.local.port), out);
+        self.finish(conn, out);
+    }
+
+    /// Lets a handshake go on whose SYN was held until the application accepted it. No listener
+    /// has a part in it: the application knows the connection from now on, as one that it opened.
+    pub fn accept_syn(
+        &mut self,
+        request_id: u64,
+        (flow, mac, syn): (Flow, Mac, &Segment<'_>),
+        settings: Settings,
+        out: &mut impl EffectSink,
+    ) {
+        self.evict_time_wait(out);
+        if self.demux.find(&flow).is_some() {
+            let port = flow.local.port;
+            return out.push(Effect::NoPort { request_id, port });
+        }
+        let Some(conn) = self.allocate() else {
+            self.stats.table_full += 1;
+            let conn = ConnId::NONE;
+            return out.push(Effect::Opened {
+                request_id,
+                conn,
+                flow,
+            });
+        };
+        let iss = self.initial_sequence_number(&flow);
+        let mut tcb = Tcb::passive(conn, flow, mac, iss, syn, &self.limits, self.now);
+        tcb.set_timestamp_offset(self.timestamp_offset(&flow));
+        let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
+        tcb.set(settings, &mut cx);
+        self.insert(conn, tcb, None, out);
+        self.places[conn.index as usize].held = true;
+        out.push(Effect::Opened {
+            request_id,
+            conn,
+            flow,
+        });
         self.finish(conn, out);
     }
 
@@ -327,7 +385,7 @@ impl ReplicaState {
 
     /// The end of the sequence numbers of a connection in TIME-WAIT, if a SYN for a listening
     /// port may replace it. That requires room in the SYN queue, because a cookie could not
-    /// begin after them.
+    /// begin after them. For a port whose SYNs are held, the next SYN finds no connection.
     pub fn replaced_past(
         &self,
         conn: ConnId,
@@ -335,7 +393,8 @@ impl ReplicaState {
         verdict: Verdict,
     ) -> Option<SeqNum> {
         let tcb = self.places[conn.index as usize].tcb.as_ref()?;
-        if !self.listeners.may_begin(tcb.flow().local, self.syn_queue()) {
+        let local = tcb.flow().local;
+        if !self.listeners.may_begin(local, self.syn_queue()) && !self.listeners.holds(local) {
             return None;
         }
         let mut reopens = false;
