@@ -138,6 +138,26 @@ fn a_batch_of_merged_frames_is_a_quarter_of_a_window() {
 }
 
 #[test]
+fn a_worker_looks_again_while_another_may_send_frames() {
+    let (mut workers, script) = workers(2, GroupTuning::default());
+    let [first, second] = &mut workers[..] else {
+        panic!("two workers");
+    };
+    learn(first, &script);
+    while first.work() + second.work() > 0 {}
+    receive(&script, 0..4, 10);
+    assert_eq!(first.pump(NOW), Some(4));
+    first.prepare_ahead();
+    for worker in [&mut *first, &mut *second] {
+        while worker.apply() {}
+        worker.perform_all();
+    }
+    assert!(first.waits_for_others(), "no reset is sent");
+    assert_eq!(second.send(), Some(4));
+    assert!(!first.waits_for_others());
+}
+
+#[test]
 fn a_parked_worker_takes_no_frames() {
     let (mut group, script) = group(Layout::default().replicas(2).replica_slots(2));
     group.park();

@@ -181,7 +181,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
     }
 
     fn waits_for_others(&mut self) -> bool {
-        self.has_pending_effects()
+        self.has_pending_effects() || self.shared.world.has_unsent(self.replica.frames().next)
     }
 
     /// The effects are those of all workers that its slot had so far.

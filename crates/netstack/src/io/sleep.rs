@@ -60,9 +60,10 @@ impl<R: Receiving, F: FnOnce() -> Option<R>> Sleep<'_, F> {
         let rx = if last { (self.rx)() } else { None };
         if let Some(mut rx) = rx {
             world.before_sleep();
+            // Asked before the pump: frames that others send after this leave work to the pump.
+            let again = worker.waits_for_others().then_some(RECHECK);
             if !worker.has_work() && !rx.has_work() && !world.is_down() {
                 let deadline = worker.state_deadline().min(rx.next_deadline());
-                let again = worker.waits_for_others().then_some(RECHECK);
                 let next_try = self.tx.try_take().and_then(|tx| tx.next_try());
                 let times = again.into_iter().chain(next_try);
                 rx.wait(times.chain(timeout(deadline, now)).min());

@@ -761,6 +761,12 @@ impl World {
         self.mailbox.wake();
     }
 
+    /// Whether frames below `numbered` wait to be sent, by a device that accepts frames. Another
+    /// worker may send them, and leave it to the receive pump to publish the credit.
+    pub(crate) fn has_unsent(&self, numbered: u64) -> bool {
+        self.tx.sent() < numbered && !self.is_device_refusing()
+    }
+
     /// Makes the transmit pump return frames to our own link-layer address to us. Must be called
     /// before the first of them is numbered.
     pub(crate) fn enable_loopback(&self) {

@@ -645,6 +645,11 @@ impl<K: LockKind> drive::Worker for LockedWorker<K> {
             || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
     }
 
+    fn waits_for_others(&mut self) -> bool {
+        let look = |state: &mut State| state.replica.frames().next;
+        self.shared.world.has_unsent(self.shared.locks.look(look))
+    }
+
     fn is_pump_busy(&self) -> bool {
         let side = self.shared.rx.try_take();
         side.is_none_or(|side| side.receiver.has_work())
