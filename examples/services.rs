@@ -80,8 +80,7 @@ use std::thread;
 use std::time::Duration;
 
 use dominoes_netstack::stats::StackStats;
-use dominoes_netstack::variants::VariantKind;
-use dominoes_netstack::{Builder, Sockets, Stack, TcpListener, TcpStream, UdpSocket};
+use dominoes_netstack::{Builder, Sockets, Stack, TcpListener, TcpStream, UdpSocket, VariantKind};
 
 use program::{Arguments, Outcome};
 use stack::StackOptions;

@@ -58,7 +58,11 @@ const ROOMS: [Room; 25] = [
     room("config", Access::Pure, &["packet", "time"]),
     room("error", Access::Std, &["config"]),
     room("keys", Access::Pure, &["packet"]),
-    room("ip", Access::Pure, &["hash", "keys", "packet", "time"]),
+    room(
+        "ip",
+        Access::Pure,
+        &["config", "hash", "keys", "packet", "time"],
+    ),
     room(
         "log",
         Access::Pure,

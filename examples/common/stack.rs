@@ -10,8 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use dominoes_drivers::Device;
-use dominoes_netstack::variants::groups::MAX_GROUPS;
-use dominoes_netstack::{Builder, Interface, Limits, Stack};
+use dominoes_netstack::{Builder, Interface, Limits, MAX_GROUPS, Stack};
 
 use crate::program::{Arguments, Outcome};
 use device::{DeviceOptions, Which};

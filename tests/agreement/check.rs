@@ -148,7 +148,7 @@ fn replay_in(
     let app = Application::new(stack.sockets(), plan.seed);
     let mut follower = Follower::new(app, outcome, script);
     for (position, entry) in (1..).zip(entries) {
-        stack.replay(entry);
+        stack.replay_entry(entry);
         let replicas = stack.inspect(|replica| replica.fingerprint());
         for (id, mark) in replicas.into_iter().enumerate() {
             let who = match kind {
@@ -179,7 +179,7 @@ pub(crate) fn oracle_at(plan: &Plan, entries: &[Entry], position: u64) -> Option
     let (device, _script) = stack::device(plan);
     let mut single = Single::new(stack::setup(plan), device).ok()?;
     for entry in entries.get(..position as usize)? {
-        single.replay(entry);
+        single.replay_entry(entry);
     }
     Some(single.replica().clone())
 }

@@ -71,7 +71,7 @@ impl Memory {
         let bytes = self.0.lock().expect("no writer panics");
         let recording = Recording::open(&bytes[..]).expect("the recorder wrote it");
         let limits = recording.limits();
-        let entries: Result<Vec<Entry>, _> = recording.collect();
+        let entries: Result<Vec<Entry>, _> = recording.entries().collect();
         (limits, entries.expect("the recorder wrote it"))
     }
 }

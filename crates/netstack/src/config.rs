@@ -15,7 +15,7 @@
 //! | known neighbours that are not next hops of connections | 1024 | the least recently needed are forgotten, and resolved again when needed |
 //! | neighbours that are being resolved for datagrams | 1024 | the datagram is dropped: [`PumpStats::unresolved`] |
 //! | changes of neighbours' link-layer addresses | one per second for each neighbour; 16 at once, then 10 per second for all | accepted when the neighbour repeats its claim: [`PumpStats::neighbor_moves_rejected`] |
-//! | fragments of a datagram, and memory for all of them | [`ReassemblyLimits`] | the datagram is dropped: [`PumpStats::bad_fragments`] |
+//! | fragments of a datagram, and memory for all of them | [`Limits::reassembly_pieces`], [`Limits::reassembly_bytes`] | the datagram is dropped: [`PumpStats::bad_fragments`] |
 //! | extension headers, and options in one | 8 (RFC 8504 section 5.3) | the packet is dropped: [`PumpStats::malformed`] |
 //! | addresses and prefixes that IPv6 routers advertise | 16 of each, 8 routers | accepted when another one has expired and the router repeats it |
 //! | known path MTUs | 256 | the oldest is forgotten, and learned again from the router |
@@ -54,7 +54,11 @@
 //! [`SocketError::TooManyAddresses`]: crate::SocketError::TooManyAddresses
 //! [`SocketError::TooManyRoutes`]: crate::SocketError::TooManyRoutes
 //! [`MembershipError::NoFreeSlot`]: crate::MembershipError::NoFreeSlot
-//! [`ReassemblyLimits`]: crate::ip::reassembly::ReassemblyLimits
+//! [`ConfigError`]: crate::ConfigError
 //! [`RouterStats::overflowed`]: crate::router::RouterStats::overflowed
 
-pub use dominoes_proto::config::*;
+#[doc(no_inline)]
+pub use dominoes_proto::config::{
+    CongestionControl, Ecn, Keepalive, Limits, Settings, TcpPolicy, Tuning,
+};
+pub(crate) use dominoes_proto::config::{setters, tx_chunk};

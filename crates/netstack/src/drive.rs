@@ -20,12 +20,16 @@
 //! If a turn found nothing to do, the thread rests ([`Worker::rest`]) or sleeps until the earliest
 //! timer ([`Worker::wait`]). The stages of `pipelined` each do their part of steps 2 to 4 in one.
 
+#[cfg(feature = "record")]
+use std::io::{self, Read};
 use std::sync::Arc;
 
 use dominoes::{ChannelStats, Mismatch};
 
 use crate::config::Limits;
 use crate::error::MembershipError;
+#[cfg(feature = "record")]
+use crate::io::record::Recording;
 use crate::io::record::{Entry, Recorder};
 use crate::io::sleep::{RECHECK, Sleeper};
 use crate::io::world::World;
@@ -293,21 +297,18 @@ impl Handle for Arc<World> {
     }
 }
 
-/// A stack driven by hand: all workers of a variant, and their handle. Time is an argument, and no
-/// call but the lock of `locked` waits.
+/// A stack driven by hand, which [`Builder::by_hand`](crate::Builder::by_hand) makes: all workers
+/// of a group. Time is an argument, and no call but the lock of `locked` waits.
 ///
 /// ```
 /// use dominoes_drivers::memory::{self, MemoryConfig};
-/// use dominoes_netstack::group::Layout;
 /// use dominoes_netstack::time::{Duration, Instant};
-/// use dominoes_netstack::variants::{Setup, VariantKind};
+/// use dominoes_netstack::{Stack, VariantKind};
 ///
 /// for kind in VariantKind::ALL {
 ///     let (left, right) = memory::pair(MemoryConfig::default());
-///     let layout = Layout::default().replicas(1);
-///     let setup = |last| Setup::new([10, 0, 0, last].into(), 24, [1, 2]);
-///     let mut server = kind.build(setup(1), layout, Box::new(left))?;
-///     let mut client = VariantKind::Single.build(setup(2), layout, Box::new(right))?;
+///     let mut server = Stack::builder("10.0.0.1/24").variant(*kind).by_hand(left)?;
+///     let mut client = Stack::builder("10.0.0.2/24").by_hand(right)?;
 ///     let _listener = server.sockets().listen(7, 4)?;
 ///     let mut connecting = client.sockets().begin_connect("10.0.0.1:7".parse()?)?;
 ///     let mut now = Instant::ZERO;
@@ -322,13 +323,20 @@ impl Handle for Arc<World> {
 pub struct ByHand<W: ?Sized = dyn Worker> {
     workers: Vec<Box<W>>,
     handle: Arc<dyn Handle>,
+    /// Of all groups of the stack.
+    sockets: Sockets,
+    /// Those that wait for a state.
+    joining: Vec<Box<dyn Joining>>,
 }
 
+#[doc(hidden)]
 impl<W: Worker + 'static> ByHand<W> {
     pub(crate) fn new_over(workers: impl IntoIterator<Item = W>, handle: Arc<dyn Handle>) -> Self {
         ByHand {
             workers: workers.into_iter().map(Box::new).collect(),
+            sockets: handle.sockets(),
             handle,
+            joining: Vec::new(),
         }
     }
 
@@ -343,6 +351,8 @@ impl<W: Worker + 'static> ByHand<W> {
         ByHand {
             workers: self.workers.into_iter().map(worker).collect(),
             handle: self.handle,
+            sockets: self.sockets,
+            joining: self.joining,
         }
     }
 
@@ -352,24 +362,42 @@ impl<W: Worker + 'static> ByHand<W> {
 }
 
 impl ByHand {
-    /// Its workers, to be given to threads, and what other threads ask of them. Workers of a group
-    /// may join and leave later.
-    pub fn into_parts(self) -> (Vec<Box<dyn Worker>>, Arc<dyn Handle>) {
-        (self.workers, self.handle)
+    /// Adds a replica. It works once another one has given it a copy of the state, and
+    /// [`admit`](Self::admit) was called. Returns its replica slot.
+    ///
+    /// # Errors
+    /// If there is no log, no slot is free, or no replica is left.
+    pub fn add_replica(&mut self) -> Result<usize, MembershipError> {
+        let joining = self.handle.join(None)?;
+        let replica = joining.id();
+        self.joining.push(joining);
+        Ok(replica)
+    }
+
+    /// Lets replicas work that were [added](Self::add_replica) and have their copy of the state.
+    /// Returns how many.
+    pub fn admit(&mut self) -> usize {
+        let before = self.workers.len();
+        let workers = &mut self.workers;
+        self.joining.retain_mut(|joining| {
+            let worker = joining.try_join();
+            let waits = worker.is_none();
+            workers.extend(worker);
+            waits
+        });
+        self.workers.len() - before
+    }
+
+    /// Asks the replica in the last slot to leave: it performs its share first. Returns its slot.
+    ///
+    /// # Errors
+    /// If there is no log, or no other replica would be left.
+    pub fn remove_replica(&mut self) -> Result<usize, MembershipError> {
+        self.handle.leave(None)
     }
 }
 
 impl<W: Worker + ?Sized> ByHand<W> {
-    /// The workers, in the order in which they came.
-    pub fn workers(&mut self) -> &mut [Box<W>] {
-        &mut self.workers
-    }
-
-    /// The same, to be looked at.
-    pub(crate) fn all_workers(&self) -> &[Box<W>] {
-        &self.workers
-    }
-
     /// One turn of each worker, in order. Returns how much was done. If that is 0, and 0 again,
     /// nothing will happen before [`next_deadline`](Self::next_deadline) unless a frame comes or an
     /// application acts.
@@ -390,7 +418,7 @@ impl<W: Worker + ?Sized> ByHand<W> {
     /// the stack calls [`turn`](Self::turn) until that returns 0, and then this:
     ///
     /// ```no_run
-    /// # use dominoes_netstack::{time::Instant, variants::ByHand};
+    /// # use dominoes_netstack::{ByHand, time::Instant};
     /// fn drive(stack: &mut ByHand, clock: impl Fn() -> Instant) {
     ///     loop {
     ///         while stack.turn(clock()) > 0 {}
@@ -419,41 +447,14 @@ impl<W: Worker + ?Sized> ByHand<W> {
         workers.any(|worker| worker.has_work() || worker.waits_for_others()) || self.is_pump_busy()
     }
 
-    /// Whether the receive pump has something to do without a new frame and before a timer, or a
-    /// worker has it.
-    pub fn is_pump_busy(&self) -> bool {
-        self.workers.iter().any(|worker| worker.is_pump_busy())
-    }
-
-    /// How many workers there are.
-    pub fn worker_count(&self) -> usize {
-        self.workers.len()
-    }
-
-    /// One step of worker `worker`, counted from 0. Returns whether something was done.
-    ///
-    /// # Panics
-    /// If there is no such worker.
-    pub fn step(&mut self, worker: usize, step: TurnStep, now: Instant) -> bool {
-        self.workers[worker].step(step, now)
-    }
-
-    /// The sockets.
+    /// The sockets, of all groups and interfaces.
     pub fn sockets(&self) -> Sockets {
-        self.handle.sockets()
+        self.sockets.clone()
     }
 
     /// The bounds in force, fitted to the device.
     pub fn limits(&self) -> Limits {
-        self.sockets().worlds()[0].limits
-    }
-
-    /// What the receive pump counted; of several, the first.
-    pub fn pump_stats(&self) -> PumpStats {
-        let mut workers = self.workers.iter();
-        workers
-            .find_map(|worker| worker.pump_stats())
-            .unwrap_or_default()
+        self.handle.sockets().worlds()[0].limits
     }
 
     /// Counters as of now, of the pump, the state and the replicas.
@@ -477,6 +478,102 @@ impl<W: Worker + ?Sized> ByHand<W> {
             .fold(EffectStats::default(), EffectStats::and)
     }
 
+    /// The fingerprint of the copy that is farthest. Different states almost surely have different
+    /// fingerprints.
+    pub fn fingerprint(&self) -> u64 {
+        let all = self.inspect(|replica| (replica.applied(), replica.fingerprint()));
+        let farthest = all.into_iter().max_by_key(|(applied, _)| *applied);
+        farthest.map_or(0, |(_, fingerprint)| fingerprint)
+    }
+
+    /// Compares the fingerprints that replicas posted at equal positions of the log. Returns how
+    /// many could be compared.
+    ///
+    /// # Errors
+    /// The first position at which two replicas differ, and which ones.
+    pub fn compare(&self) -> Result<usize, Mismatch> {
+        self.handle.compare()
+    }
+
+    /// Applies the next request of a recorded log as if it came from the receive pump, and works
+    /// until all its effects are done and its frames are sent. Returns false at the end of the
+    /// recording.
+    ///
+    /// Puts the bytes that the application wrote into the send rings first. The caller reads
+    /// through the sockets as much as the application had read by then.
+    ///
+    /// # Errors
+    /// If the recording cannot be read.
+    #[cfg(feature = "record")]
+    pub fn replay(&mut self, recording: &mut Recording<impl Read>) -> io::Result<bool> {
+        let entry = recording.next_entry()?;
+        if let Some(entry) = &entry {
+            self.replay_entry(entry);
+        }
+        Ok(entry.is_some())
+    }
+
+    /// The recording so far, which ends with this; `None` without one, or while a worker has the
+    /// pump.
+    pub fn take_recorder(&mut self) -> Option<Recorder> {
+        let mut workers = self.workers.iter_mut();
+        workers.find_map(|worker| worker.take_recorder())
+    }
+}
+
+#[doc(hidden)]
+impl ByHand {
+    /// With the sockets of all groups of a stack, of which this is one.
+    pub(crate) fn with_sockets(self, sockets: Sockets) -> Self {
+        ByHand { sockets, ..self }
+    }
+
+    /// Its workers, to be given to threads, and what other threads ask of them. Workers of a group
+    /// may join and leave later.
+    pub fn into_parts(self) -> (Vec<Box<dyn Worker>>, Arc<dyn Handle>) {
+        (self.workers, self.handle)
+    }
+}
+
+#[doc(hidden)]
+impl<W: Worker + ?Sized> ByHand<W> {
+    /// The workers, in the order in which they came.
+    pub fn workers(&mut self) -> &mut [Box<W>] {
+        &mut self.workers
+    }
+
+    /// The same, to be looked at.
+    pub(crate) fn all_workers(&self) -> &[Box<W>] {
+        &self.workers
+    }
+
+    /// Whether the receive pump has something to do without a new frame and before a timer, or a
+    /// worker has it.
+    pub fn is_pump_busy(&self) -> bool {
+        self.workers.iter().any(|worker| worker.is_pump_busy())
+    }
+
+    /// How many workers there are.
+    pub fn worker_count(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// One step of worker `worker`, counted from 0. Returns whether something was done.
+    ///
+    /// # Panics
+    /// If there is no such worker.
+    pub fn step(&mut self, worker: usize, step: TurnStep, now: Instant) -> bool {
+        self.workers[worker].step(step, now)
+    }
+
+    /// What the receive pump counted; of several, the first.
+    pub fn pump_stats(&self) -> PumpStats {
+        let mut workers = self.workers.iter();
+        workers
+            .find_map(|worker| worker.pump_stats())
+            .unwrap_or_default()
+    }
+
     /// What `look` finds in each copy of the state, as far as its worker has come; of a worker that
     /// joins or has left there is none.
     pub fn inspect<R>(&self, mut look: impl FnMut(&ReplicaState) -> R) -> Vec<R> {
@@ -487,33 +584,13 @@ impl<W: Worker + ?Sized> ByHand<W> {
         found
     }
 
-    /// The fingerprint of the copy that is farthest. Different states almost surely have different
-    /// fingerprints.
-    pub fn fingerprint(&self) -> u64 {
-        let all = self.inspect(|replica| (replica.applied(), replica.fingerprint()));
-        let farthest = all.into_iter().max_by_key(|(applied, _)| *applied);
-        farthest.map_or(0, |(_, fingerprint)| fingerprint)
-    }
-
-    /// As [`Handle::compare`].
-    ///
-    /// # Errors
-    /// As [`Handle::compare`].
-    pub fn compare(&self) -> Result<usize, Mismatch> {
-        self.handle.compare()
-    }
-
     /// Counters of the replicas: how many joined, left, failed, and so on.
     pub fn membership_stats(&self) -> MembershipStats {
         self.handle.membership_stats()
     }
 
-    /// Applies an entry of a recorded log as if it came from the pump, and works until all its
-    /// effects are done and its frames are sent.
-    ///
-    /// Puts the bytes that the application wrote into the send rings first. The caller reads
-    /// through the sockets as much as the application had read by then.
-    pub fn replay(&mut self, entry: &Entry) {
+    /// As [`replay`](Self::replay), of this request.
+    pub fn replay_entry(&mut self, entry: &Entry) {
         self.work();
         let _ = self.workers.iter_mut().any(|worker| worker.replay(entry));
         self.work();
@@ -527,13 +604,6 @@ impl<W: Worker + ?Sized> ByHand<W> {
             .sum::<usize>()
             > 0
         {}
-    }
-
-    /// The recording so far, which ends with this; `None` without one, or while a worker has the
-    /// pump.
-    pub fn take_recorder(&mut self) -> Option<Recorder> {
-        let mut workers = self.workers.iter_mut();
-        workers.find_map(|worker| worker.take_recorder())
     }
 }
 

@@ -243,7 +243,7 @@ impl std::error::Error for SocketError {
     }
 }
 
-/// Why a unit cannot be processed.
+/// Why a unit cannot be processed, or a processor cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
@@ -251,7 +251,7 @@ pub enum Failure {
     Forged,
     /// The stream is longer than the processor can number positions.
     TooLong,
-    /// A reason of a processor of your own.
+    /// A reason of one processor, or of your own.
     Other(&'static str),
 }
 
@@ -280,7 +280,7 @@ impl From<SocketError> for io::Error {
     }
 }
 
-/// Why a stack could not start, or could not change its number of replicas.
+/// Why a stack could not start, change its number of replicas, or close in order.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StackError {
@@ -293,6 +293,11 @@ pub enum StackError {
     Io(io::Error),
     /// No replica can be added or removed.
     Membership(MembershipError),
+    /// Some connections were reset before their peers had acknowledged everything.
+    Unacknowledged {
+        /// The number of these connections.
+        connections: usize,
+    },
 }
 
 /// Why no replica can join a group or leave it.
@@ -349,6 +354,9 @@ impl fmt::Display for StackError {
             }
             StackError::Io(error) => write!(f, "the stack cannot start: {error}"),
             StackError::Membership(error) => error.fmt(f),
+            StackError::Unacknowledged { connections } => {
+                write!(f, "{connections} connections were cut short")
+            }
         }
     }
 }
@@ -367,7 +375,7 @@ impl std::error::Error for StackError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             StackError::Config(error) => Some(error),
-            StackError::Address(_) => None,
+            StackError::Address(_) | StackError::Unacknowledged { .. } => None,
             StackError::Io(error) => Some(error),
             StackError::Membership(error) => Some(error),
         }
@@ -385,26 +393,3 @@ impl From<io::Error> for StackError {
         StackError::Io(error)
     }
 }
-
-/// Why closing a stack was incomplete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum CloseError {
-    /// Some connections were reset before their peers had acknowledged everything.
-    Unacknowledged {
-        /// The number of these connections.
-        connections: usize,
-    },
-}
-
-impl fmt::Display for CloseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CloseError::Unacknowledged { connections } => {
-                write!(f, "{connections} connections were cut short")
-            }
-        }
-    }
-}
-
-impl std::error::Error for CloseError {}

@@ -29,10 +29,7 @@ use assign::{PrimaryNamer, WorkAssignment};
 use autoscale::{Autoscaler, ScaleDecision, WorkDone};
 use batches::{ParsedRun, WaitingBatches};
 use epochs::{EpochOwners, Epochs};
-#[cfg(feature = "testkit")]
 pub use fault_hooks::FaultHooks;
-#[cfg(not(feature = "testkit"))]
-pub(crate) use fault_hooks::FaultHooks;
 pub use layout::{GroupTuning, Layout};
 use pending::PendingEffects;
 pub use slots::{JoiningWorker, MembershipHandle};

@@ -38,21 +38,17 @@
 //!
 //! # Driving it by hand
 //!
-//! Tests, simulations and programs with an event loop use [`variants`] directly: time is an
-//! argument, every step is a call, and the `try_` calls of sockets never wait. Code that is
-//! generic over variants takes a [`ByHand`](variants::ByHand).
+//! Tests, simulations and programs with an event loop build a [`ByHand`] instead: time is an
+//! argument, every step is a call, and the `try_` calls of sockets never wait.
 //!
 //! ```
 //! use dominoes_drivers::memory::{self, MemoryConfig};
+//! use dominoes_netstack::Stack;
 //! use dominoes_netstack::time::{Duration, Instant};
-//! use dominoes_netstack::variants::Setup;
-//! use dominoes_netstack::group::{Layout, ReplicatedGroup};
-//! use dominoes_netstack::variants::single::Single;
 //!
 //! let (left, right) = memory::pair(MemoryConfig::default());
-//! let setup = |last| Setup::new([10, 0, 0, last].into(), 24, [1, 2]);
-//! let mut server = ReplicatedGroup::new(setup(1), Layout::default(), Box::new(left))?;
-//! let mut client = Single::new(setup(2), Box::new(right))?;
+//! let mut server = Stack::builder("10.0.0.1/24").replicas(2).by_hand(left)?;
+//! let mut client = Stack::builder("10.0.0.2/24").by_hand(right)?;
 //!
 //! let listener = server.sockets().listen(7, 4)?;
 //! let mut connecting = client.sockets().begin_connect("10.0.0.1:7".parse()?)?;
@@ -83,6 +79,16 @@
 //! A [`Recorder`] writes the log to a file. With the feature `record`, `Recording` reads it back,
 //! and `ByHand::replay` applies it again, with any number of replicas: it sends the same bytes.
 
+#![cfg_attr(
+    not(feature = "testkit"),
+    allow(
+        dead_code,
+        unreachable_pub,
+        unused_imports,
+        reason = "what only tests and benchmarks use"
+    )
+)]
+
 /// The README's example, compiled and run with the tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -94,39 +100,56 @@ pub(crate) use dominoes_proto::{host, ip, keys, log, packet, seqnum, state, tcp,
 
 pub mod config;
 mod drive;
-pub mod error;
-pub mod group;
+mod error;
 mod groups;
 mod io;
 pub mod router;
 pub mod stats;
-#[cfg(feature = "testkit")]
-pub mod testkit;
-pub mod variants;
 
 mod clock;
 
 mod socket;
 mod stack;
 
+// The engine is public for tests and benchmarks of this workspace only.
+#[cfg(feature = "testkit")]
+#[doc(hidden)]
+pub mod group;
+#[cfg(not(feature = "testkit"))]
+mod group;
+#[cfg(feature = "testkit")]
+#[doc(hidden)]
+pub mod testkit;
+#[cfg(feature = "testkit")]
+#[doc(hidden)]
+pub mod variants;
+#[cfg(not(feature = "testkit"))]
+mod variants;
+
 pub use crate::io::echo::EchoReply;
+#[cfg(feature = "testkit")]
+#[doc(hidden)]
+pub use crate::io::record::Entry;
+pub use crate::io::record::Recorder;
 #[cfg(feature = "record")]
 pub use crate::io::record::Recording;
-pub use crate::io::record::{Entry, Recorder, Written};
 pub use crate::io::view::{ConnectionStats, LIST_TIMEOUT};
-pub use crate::ip::reassembly::ReassemblyLimits;
 pub use crate::ip::route::Route;
 pub use crate::ip::v6::Ipv6Config;
 pub use crate::log::request::Families;
+#[cfg(feature = "testkit")]
+#[doc(hidden)]
 pub use crate::state::apply::ReplicaState;
 pub use crate::tcp::{Info as TcpInfo, State as TcpState};
-pub use config::{Keepalive, Limits, Settings, TcpPolicy, Tuning};
-pub use error::{CloseError, ConfigError, MembershipError, SocketError, StackError};
+pub use config::{CongestionControl, Ecn, Keepalive, Limits, Settings, TcpPolicy, Tuning};
+pub use drive::ByHand;
+pub use error::{ConfigError, MembershipError, SocketError, StackError};
+pub use group::{GroupTuning, Primaries};
 pub use socket::poller;
 #[cfg(feature = "rustls")]
 pub use socket::tls;
 pub use socket::{AnyListener, Arriving};
-pub use socket::{Connecting, Entered, Incoming, ReadHalf, Reserved, Sockets, TcpListener};
+pub use socket::{Connecting, Entered, ReadHalf, Reserved, Sockets, TcpListener};
 pub use socket::{
     Datagram, EchoSocket, InterfaceStatus, PacketInfo, Received, RouteStatus, UdpReceiver,
     UdpSender, UdpSocket,
@@ -134,3 +157,5 @@ pub use socket::{
 pub use socket::{TcpStream, WriteHalf, WriteMark};
 pub use socket::{TcpView, framed};
 pub use stack::{Builder, Interface, Stack};
+pub use variants::VariantKind;
+pub use variants::groups::MAX_GROUPS;

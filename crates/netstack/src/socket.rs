@@ -54,7 +54,7 @@ pub use arriving::{AnyListener, Arriving};
 pub use current::Entered;
 pub use echo::EchoSocket;
 pub use interfaces::{InterfaceStatus, RouteStatus};
-pub use open::{Connecting, Incoming, TcpListener};
+pub use open::{Connecting, TcpListener};
 pub use read::ReadHalf;
 pub use udp::{Datagram, PacketInfo, Received, UdpReceiver, UdpSender, UdpSocket};
 pub use write::{Reserved, WriteHalf, WriteMark};

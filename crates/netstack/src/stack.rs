@@ -14,7 +14,7 @@ use dominoes::{ContextHandle, Mismatch, Snapshot};
 use dominoes_drivers::{Device, DeviceError};
 
 use crate::config::{Limits, TcpPolicy};
-use crate::error::{MembershipError, SocketError, StackError};
+use crate::error::{ConfigError, MembershipError, SocketError, StackError};
 use crate::group::{GroupTuning, Layout, Primaries};
 use crate::io::record::Recorder;
 use crate::io::view::ConnectionStats;
@@ -136,8 +136,7 @@ impl Builder {
     }
 
     /// Adds an interface with its own device, and with as many groups and threads as the first one.
-    /// All interfaces share the sockets: see
-    /// [`variants::interfaces`](crate::variants::interfaces).
+    /// All interfaces share the sockets: see [`Interface`].
     ///
     /// ```
     /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -171,8 +170,7 @@ impl Builder {
     ///
     /// ```
     /// use dominoes_drivers::memory::{self, MemoryConfig};
-    /// use dominoes_netstack::Stack;
-    /// use dominoes_netstack::variants::VariantKind;
+    /// use dominoes_netstack::{Stack, VariantKind};
     ///
     /// let (device, _peer) = memory::pair(MemoryConfig::default());
     /// let builder = Stack::builder("10.0.0.1/24").variant(VariantKind::Single);
@@ -209,8 +207,34 @@ impl Builder {
     }
 
     /// Sets how many groups run side by side over each interface, each with `replicas` threads and
-    /// its own connections; see [`groups`](crate::variants::groups). From 1 to
-    /// [`MAX_GROUPS`](crate::variants::groups::MAX_GROUPS) over all interfaces. Default 1.
+    /// its own connections. From 1 to [`MAX_GROUPS`](crate::MAX_GROUPS) over all interfaces.
+    /// Default 1.
+    ///
+    /// Each group works as a complete stack, `single` or replicated. A keyed hash of a connection's
+    /// flow selects its group, which gets all segments of the flow. Groups share only the socket
+    /// table, where connections are opened and accepted, so light connections spread over cores
+    /// without contention.
+    ///
+    /// ```text
+    ///              +-> part 0 -> group 0: its pumps, state, streams --+
+    /// device --+---+-> part 1 -> group 1                              +--> socket table
+    ///   hash of the flow  ...                                         |
+    ///              +-> all parts: ARP, ICMP errors, fragments         +
+    /// ```
+    ///
+    /// - For an active open, the stack chooses a port whose flow hashes to the group that opens the
+    ///   connection, so the answers arrive there. Groups take turns.
+    /// - A UDP socket has queues in every group. The datagrams of a peer, sent and received, go
+    ///   through the group of their flow; broadcast and multicast datagrams arrive in the first
+    ///   group.
+    /// - Frames of other protocols, such as ARP and ICMP errors, reach all groups, since each group
+    ///   has its own neighbour cache and path MTUs; only the first group answers them. Echo requests
+    ///   go to the first group alone.
+    /// - Fragments reach all groups, since only the first fragment of a datagram names its flow.
+    ///   After reassembly, a group drops a datagram that belongs to another group.
+    ///
+    /// Limits hold for each group, except that [`Limits::out_of_order`] is divided among them.
+    ///
     #[must_use]
     pub fn groups(mut self, groups: usize) -> Self {
         self.groups = groups;
@@ -338,6 +362,84 @@ impl Builder {
     /// If a setting is wrong, an address belongs to another stack on this machine, or a thread
     /// cannot start.
     pub fn start(mut self, device: impl Device + 'static) -> Result<Stack, StackError> {
+        let mut cores = core::mem::take(&mut self.cores).into_iter();
+        let replicas = self.layout.replicas;
+        let parts = self.build(device, true)?;
+        let clock = Clock::start();
+        let is_only = parts.len() == 1;
+        let start = |(name, variant)| {
+            // Threads that join later belong to the only group, and take the rest.
+            let own = match is_only {
+                true => cores.by_ref().collect(),
+                false => cores.by_ref().take(replicas).collect(),
+            };
+            Running::start(variant, name, own, clock)
+        };
+        let groups = parts.into_iter().map(start);
+        let groups = groups.collect::<Result<Vec<_>, _>>()?;
+        let worlds = groups.iter().map(|group| Arc::clone(&group.world));
+        Ok(Stack {
+            clock,
+            sockets: Sockets::over(worlds.collect()),
+            groups,
+        })
+    }
+
+    /// Builds the stack over `device`, to be driven by hand. With the same
+    /// [`secret`](Self::secret) and the same calls it does the same.
+    ///
+    /// # Errors
+    /// If a setting is wrong, an address belongs to another stack on this machine, or there are
+    /// several groups or interfaces: see [`groups_by_hand`](Self::groups_by_hand).
+    pub fn by_hand(self, device: impl Device + 'static) -> Result<ByHand, StackError> {
+        let mut groups = self.groups_by_hand(device)?;
+        match groups.pop() {
+            Some(only) if groups.is_empty() => Ok(only),
+            _ => Err(StackError::Config(ConfigError::Conflict {
+                what: "several groups or interfaces",
+                with: "`by_hand`",
+                instead: "call `groups_by_hand`",
+            })),
+        }
+    }
+
+    /// Builds the stack over `device`, to be driven by hand: all groups of the first interface,
+    /// then those of the next. Each is driven by itself, and has the sockets of all.
+    ///
+    /// ```
+    /// use dominoes_drivers::memory::{self, MemoryConfig};
+    /// use dominoes_netstack::{Stack, time::Instant};
+    ///
+    /// let (device, _peer) = memory::pair(MemoryConfig::default());
+    /// let mut groups = Stack::builder("10.0.0.1/24").groups(2).groups_by_hand(device)?;
+    /// let listener = groups[0].sockets().listen(7, 128)?;
+    /// for group in &mut groups {
+    ///     group.turn(Instant::ZERO);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If a setting is wrong, or an address belongs to another stack on this machine.
+    pub fn groups_by_hand(self, device: impl Device + 'static) -> Result<Vec<ByHand>, StackError> {
+        let groups = self.build(device, false)?;
+        let worlds = groups
+            .iter()
+            .flat_map(|(_, group)| group.sockets().worlds().to_vec());
+        let sockets = Sockets::over(worlds.collect());
+        let all = groups.into_iter();
+        Ok(all
+            .map(|(_, group)| group.with_sockets(sockets.clone()))
+            .collect())
+    }
+
+    /// Every group, with what names of its threads begin with. Whether it differs from what it
+    /// was at an earlier start with the same secret is `salted`.
+    fn build(
+        mut self,
+        device: impl Device + 'static,
+        salted: bool,
+    ) -> Result<Vec<(String, ByHand)>, StackError> {
         let secret = match self.secret {
             Some(secret) => secret,
             None => random()?,
@@ -357,7 +459,9 @@ impl Builder {
             setup.limits = self.limits;
             setup.announce = true;
             setup.recorder = self.recorder.take();
-            [setup.salt, _] = random()?;
+            if salted {
+                [setup.salt, _] = random()?;
+            }
             setups.push(setup);
             devices.push(device);
         }
@@ -371,7 +475,6 @@ impl Builder {
                 parts.push((setup, Box::new(part)));
             }
         }
-        let clock = Clock::start();
         let variant = self.variant.unwrap_or(match self.layout {
             Layout {
                 replicas: 1,
@@ -380,32 +483,18 @@ impl Builder {
             } => VariantKind::Single,
             _ => VariantKind::Replicated,
         });
-        let mut cores = self.cores.into_iter();
         let is_only = parts.len() == 1;
-        let start = |(setup, device): (Setup, Box<dyn Device>)| {
+        let build = |(setup, device): (Setup, Box<dyn Device>)| {
             let GroupIndex { index, count } = setup.group;
-            // Threads that join later belong to the only group, and take the rest.
-            let own = match is_only {
-                true => cores.by_ref().collect(),
-                false => cores.by_ref().take(self.layout.replicas).collect(),
-            };
             let name = match is_only {
                 true => String::new(),
                 false if count == 1 => format!("interface {} ", setup.place + 1),
                 false if interfaces == 1 => format!("group {index} "),
                 false => format!("interface {} group {index} ", setup.place / count + 1),
             };
-            let variant = variant.build(setup, self.layout, device)?;
-            Running::start(variant, name, own, clock)
+            Ok((name, variant.build(setup, self.layout, device)?))
         };
-        let groups = parts.into_iter().map(start);
-        let groups = groups.collect::<Result<Vec<_>, _>>()?;
-        let worlds = groups.iter().map(|group| Arc::clone(&group.world));
-        Ok(Stack {
-            clock,
-            sockets: Sockets::over(worlds.collect()),
-            groups,
-        })
+        parts.into_iter().map(build).collect()
     }
 }
 

@@ -90,6 +90,7 @@ counters! {
 
 /// Counts a `locked` worker's use of the lock. All zero in other variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[doc(hidden)]
 #[non_exhaustive]
 pub struct LockStats {
     /// How often it took the lock.
@@ -107,6 +108,7 @@ pub struct LockStats {
 
 /// Counts the work of a worker of any variant since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[doc(hidden)]
 #[non_exhaustive]
 pub struct WorkerStats {
     /// Requests that it applied.

@@ -7,19 +7,23 @@ use std::net::Ipv4Addr;
 
 use std::sync::{Arc, Mutex};
 
-use dominoes_drivers::memory::{MemoryConfig, scripted_with};
+use dominoes_drivers::memory::{MemoryConfig, pair, scripted_with};
 use dominoes_drivers::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, RxStats,
 };
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::{SocketError, TcpStream};
+use dominoes_netstack::{
+    ByHand, Interface, Limits, MembershipError, Recorder, Recording, SocketError, Stack, TcpStream,
+};
 use dominoes_testkit::app::Traffic;
 use dominoes_testkit::hand::{self, Scripted, Shape};
 use dominoes_testkit::link::{Faults, ImpairedLink, LinkConfig};
 use dominoes_testkit::packet::{self, ACK, FIN, PSH, RST, SYN, TO_STACK};
 use dominoes_testkit::rng::Cases;
+
+use crate::support::Memory;
 
 const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
@@ -580,4 +584,67 @@ fn a_socket_that_was_dropped_is_freed_although_many_others_always_send() {
         });
         assert!(is_freed, "{variant}");
     }
+}
+
+#[test]
+fn a_stack_by_hand_takes_in_a_replica_and_lets_it_go() {
+    let (device, _peer) = pair(MemoryConfig::default());
+    let builder = Stack::builder("10.0.0.1/24").replicas(2).replica_slots(3);
+    let mut stack = builder.by_hand(device).unwrap();
+    let mut now = Instant::ZERO;
+    let mut turns = |stack: &mut ByHand| {
+        for _ in 0..100 {
+            now += Duration::from_millis(1);
+            stack.turn(now);
+            stack.admit();
+        }
+    };
+    assert_eq!(stack.add_replica(), Ok(2));
+    assert_eq!(stack.add_replica(), Err(MembershipError::NoFreeSlot));
+    turns(&mut stack);
+    assert_eq!(stack.stats().membership.joined, 1);
+    assert_eq!(stack.remove_replica(), Ok(2));
+    turns(&mut stack);
+    assert_eq!(stack.stats().membership.left, 1);
+}
+
+#[test]
+fn groups_and_interfaces_by_hand_have_the_sockets_of_all() {
+    let [(first, _), (second, _)] = [(); 2].map(|()| pair(MemoryConfig::default()));
+    let builder = || Stack::builder("10.0.1.1/24").groups(2);
+    let refused = builder().by_hand(first).unwrap_err().to_string();
+    assert!(refused.ends_with("call `groups_by_hand`"), "{refused}");
+    let (first, _) = pair(MemoryConfig::default());
+    let builder = builder().interface(Interface::new("10.0.2.1/24"), second);
+    let groups = builder.groups_by_hand(first).unwrap();
+    assert_eq!(groups.len(), 4);
+    for group in &groups {
+        assert_eq!(group.sockets().interfaces().len(), 2);
+    }
+}
+
+#[test]
+fn a_recorded_stack_is_replayed_by_hand() {
+    let bytes = Memory::default();
+    let limits = Limits::default();
+    let recorder = Recorder::new(Box::new(bytes.clone()), &limits).unwrap();
+    let builder = || Stack::builder("10.0.0.1/24").secret([1, 2]);
+    let (device, script) = scripted_with(MemoryConfig::default());
+    let mut stack = builder().record(recorder).by_hand(device).unwrap();
+    let _listener = stack.sockets().listen(PORT, 4).unwrap();
+    script.push(Segment::new(4000, 900, 0, SYN, &[]).frame(PORT));
+    for millis in 1..100 {
+        stack.turn(Instant::from_millis(millis));
+    }
+    stack.take_recorder().unwrap().finish().unwrap();
+    let bytes = bytes.0.lock().unwrap().clone();
+    let mut recording = Recording::open(&bytes[..]).unwrap();
+    let (device, _script) = scripted_with(MemoryConfig::default());
+    let mut again = builder().replicas(2).by_hand(device).unwrap();
+    let mut requests = 0;
+    while again.replay(&mut recording).unwrap() {
+        requests += 1;
+    }
+    assert!(requests > 1, "{requests}");
+    assert_eq!(again.fingerprint(), stack.fingerprint());
 }

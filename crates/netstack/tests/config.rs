@@ -4,7 +4,6 @@
 use std::net::IpAddr;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_netstack::ReassemblyLimits;
 use dominoes_netstack::Route;
 use dominoes_netstack::config::{CongestionControl, Ecn};
 use dominoes_netstack::group as replicated;
@@ -174,23 +173,18 @@ fn a_setup_is_built_field_by_field_and_started() -> Result<(), ConfigError> {
         via: IpAddr::from([10, 0, 0, 253]),
         metric: 0,
     };
-    let reassembly = ReassemblyLimits {
-        bytes: 1 << 16,
-        ..ReassemblyLimits::default()
-    };
-    let limits = Limits::default().connections(3);
+    let limits = Limits::default().connections(3).reassembly_bytes(1 << 16);
     let recorder = Recorder::new(Box::new(std::io::sink()), &limits).expect("a sink takes all");
     let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2])
         .limits(limits)
         .gateway(gateway)
         .routes(vec![route(1)])
         .route(route(2))
-        .reassembly(reassembly)
         .announce(true)
         .recorder(recorder);
     assert_eq!(setup.gateway, Some(gateway));
     assert_eq!(setup.routes, [route(1), route(2)]);
-    assert_eq!(setup.reassembly, reassembly);
+    assert_eq!(setup.limits.reassembly_bytes, 1 << 16);
     assert!(setup.announce);
     assert!(setup.recorder.is_some());
     let (device, _peer) = memory::pair(MemoryConfig::default().mtu(1400).queue_depth(8));

@@ -1,10 +1,8 @@
 //! One state guarded by one, two or six locks: whole transfers over a bad wire, by hand and by
 //! threads, and agreement with `single`.
 
-use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread;
 
 use dominoes_drivers::memory::{self, Faults, MemoryConfig};
@@ -17,7 +15,7 @@ use dominoes_netstack::variants::{Worker as _, single::Single};
 use dominoes_netstack::{Entry, Recorder, Recording};
 use dominoes_testkit::{Rng, Traffic};
 
-use crate::support::{pattern_byte, setup};
+use crate::support::{Memory, pattern_byte, setup};
 
 /// Writes and reads as much as possible. Returns whether both directions are complete.
 fn is_over(traffic: &mut Traffic) -> bool {
@@ -46,20 +44,6 @@ fn bad_wire(seed: u64) -> MemoryConfig {
     MemoryConfig::default()
         .rx_checksum_valid(false)
         .faults(faults)
-}
-
-/// A recording in memory.
-#[derive(Clone, Default)]
-struct Memory(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Memory {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
 }
 
 /// Transfers bytes both ways between a group whose workers take random steps, and `single`.
@@ -127,7 +111,7 @@ fn replayed<K: LockKind>(group: &mut LockedGroup<K>, log: &Memory) {
     drop(group.take_recorder());
     let bytes = log.0.lock().unwrap();
     let recording = Recording::open(&bytes[..]).unwrap();
-    let mut entries: Vec<Entry> = recording.map(Result::unwrap).collect();
+    let mut entries: Vec<Entry> = recording.entries().map(Result::unwrap).collect();
     let order = group.order();
     assert_eq!(order.len(), entries.len());
     // Written bytes are in the ring when the pump reports them, and so before any later request.
@@ -147,7 +131,7 @@ fn replayed<K: LockKind>(group: &mut LockedGroup<K>, log: &Memory) {
             }
         }
         in_ring = in_ring.max(position as usize + 1);
-        single.replay(&entry);
+        single.replay_entry(&entry);
     }
     let difference = group.inspect(|state| state.first_difference(single.replica()));
     assert_eq!(difference, [None]);

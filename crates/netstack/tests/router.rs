@@ -5,11 +5,10 @@ use std::net::Ipv4Addr;
 use dominoes_drivers::memory::{self, ManualDevice, MemoryConfig, Script};
 use dominoes_drivers::nic::{Card, Firmware, Nic, NicConfig};
 use dominoes_drivers::{Device, Frame, RxChecksum};
-use dominoes_netstack::Route;
-use dominoes_netstack::error::{ConfigError, StackError};
 use dominoes_netstack::router::{Router, RouterBuilder, RouterStats};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{Setup, single::Single};
+use dominoes_netstack::{ConfigError, Route, StackError};
 use dominoes_testkit::packet::{
     self, ACK, Address, ETHERNET, EVERY_MAC, ICMP, LOWER, Path, Right, Segment, UDP, finish, mac_of,
 };

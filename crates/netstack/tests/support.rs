@@ -1,7 +1,9 @@
 //! Shared by tests that drive a group and a peer by hand: a connection with known bytes.
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex};
 
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::Setup;
@@ -155,4 +157,18 @@ pub(crate) fn text(len: usize, seed: u64) -> Vec<u8> {
 pub(crate) fn carries_text(frame: &[u8]) -> bool {
     let mut parts = frame.windows(MARK.len());
     parts.any(|part| part == MARK)
+}
+
+/// A recording in memory.
+#[derive(Clone, Default)]
+pub(crate) struct Memory(pub(crate) Arc<Mutex<Vec<u8>>>);
+
+impl Write for Memory {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }

@@ -62,7 +62,10 @@ fn record(setting: Setting) -> (Limits, Vec<Entry>) {
     let recording = Recording::open(&bytes[..]).expect("it was just written");
     (
         limits,
-        recording.map(|entry| entry.expect("as before")).collect(),
+        recording
+            .entries()
+            .map(|entry| entry.expect("as before"))
+            .collect(),
     )
 }
 

@@ -385,6 +385,15 @@ pub struct Limits {
     /// numbered and not sent yet has room for the longest such frame, independently of
     /// `frame_payload`. 1 to 64, where 1 puts each datagram into a separate frame. Default 64.
     pub datagrams_per_frame: u32,
+    /// Bytes of incomplete datagrams that are kept, including overhead. Any value. Default 4 MiB.
+    pub reassembly_bytes: u32,
+    /// Maximum number of incomplete datagrams. Any value. Default 1024.
+    pub reassembly_datagrams: u32,
+    /// Maximum number of incomplete datagrams of one source. Any value. Default 64.
+    pub reassembly_per_source: u32,
+    /// Maximum number of fragments of one datagram. Any value. Default 2048: 64 KB in packets of
+    /// 68 bytes, which every network accepts, are 1366 fragments.
+    pub reassembly_pieces: u32,
     /// Policy where the standards leave a choice. It is not a limit, but a replay needs it too.
     pub tcp: TcpPolicy,
     /// For tests: how many of a million uses of a connection off the fast path panic. The log
@@ -427,6 +436,10 @@ impl Default for Limits {
             udp_receive_buffer: 1 << 18,
             udp_send_buffer: 1 << 18,
             datagrams_per_frame: Self::MAX_DATAGRAMS_PER_FRAME,
+            reassembly_bytes: 4 << 20,
+            reassembly_datagrams: 1024,
+            reassembly_per_source: 64,
+            reassembly_pieces: 2048,
             tcp: TcpPolicy::default(),
             #[cfg(feature = "testkit")]
             panics_ppm: 0,
@@ -468,6 +481,10 @@ impl Limits {
         udp_receive_buffer: u32;
         udp_send_buffer: u32;
         datagrams_per_frame: u32;
+        reassembly_bytes: u32;
+        reassembly_datagrams: u32;
+        reassembly_per_source: u32;
+        reassembly_pieces: u32;
         tcp: TcpPolicy;
         #[cfg(feature = "testkit")]
         #[doc(hidden)]

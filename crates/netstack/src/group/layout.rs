@@ -7,16 +7,6 @@ use crate::time::Duration;
 use dominoes::group::MAX_REPLICAS;
 
 /// How many replicas a group has, and how they work. No field changes the result.
-///
-/// ```
-/// use dominoes_netstack::group::{Layout, Primaries, GroupTuning};
-///
-/// let layout = Layout::default()
-///     .replicas(3)
-///     .primaries(Primaries::Greedy)
-///     .tuning(GroupTuning::default().log(1024));
-/// assert_eq!((layout.replicas, layout.tuning.log), (3, 1024));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Layout {
@@ -47,8 +37,7 @@ pub struct Layout {
 ///
 /// ```
 /// use dominoes_drivers::memory::{self, MemoryConfig};
-/// use dominoes_netstack::Stack;
-/// use dominoes_netstack::group::GroupTuning;
+/// use dominoes_netstack::{GroupTuning, Stack};
 /// use std::time::Duration;
 ///
 /// let (device, _peer) = memory::pair(MemoryConfig::default());
@@ -89,7 +78,7 @@ pub struct GroupTuning {
     /// Requests between two posted fingerprints, at least 1. Default 64.
     pub fingerprint_every: u64,
     /// Whether the only active worker uses the log too, to measure the cost. Default false: it
-    /// works as [`single`](crate::variants::single) until another one joins.
+    /// works as `single` until another one joins.
     #[cfg(feature = "testkit")]
     #[doc(hidden)]
     pub always_log: bool,

@@ -34,7 +34,6 @@ use crate::io::{Batch, FrameRecycler, Run};
 use crate::ip::identification::Identifications;
 use crate::ip::neighbor::WaitingOpen;
 use crate::ip::rate_limit::Rate;
-use crate::ip::reassembly::ReassemblyLimits;
 use crate::ip::route::Site;
 use crate::keys::Keys;
 use crate::log::request::{Body, ConnId, Digest, Flow, GroupIndex, NetworkError, Request, Verdict};
@@ -147,7 +146,6 @@ impl RxPump {
         world: Arc<World>,
         (site, fixed_mac): (Site, Option<Mac>),
         secret: [u64; 2],
-        reassembly: ReassemblyLimits,
         recorder: Option<Recorder>,
     ) -> Self {
         let keys = Keys::new(secret);
@@ -162,7 +160,7 @@ impl RxPump {
                 total: limits.errors_per_second,
                 per_destination: limits.errors_per_destination,
             },
-            reassembly,
+            reassembly: limits.into(),
             send_buffer: limits.udp_send_buffer as usize,
         });
         RxPump {

@@ -13,7 +13,6 @@ use crate::io::rx::RxPump;
 use crate::io::tx::TxPump;
 use crate::io::tx::TxRing;
 use crate::io::world::{StackShared, World};
-use crate::ip::reassembly::ReassemblyLimits;
 use crate::ip::route::{MAX_ADDRESSES, Route, Site, may_be_ours_v4};
 use crate::ip::v6::{Ipv6Config, is_in, may_be_ours};
 use crate::keys::Keys;
@@ -52,8 +51,6 @@ pub struct Setup {
     pub gateway: Option<IpAddr>,
     /// Routes to certain networks through other gateways. None by default.
     pub routes: Vec<Route>,
-    /// Limits of the memory for datagrams that arrive in fragments.
-    pub reassembly: ReassemblyLimits,
     /// Key of all numbers that attackers must not predict: sequence numbers, timestamps,
     /// identifications, ports, cookies. Should be random, and new at every start.
     pub secret: [u64; 2],
@@ -86,7 +83,6 @@ impl Setup {
             ipv6: None,
             gateway: None,
             routes: Vec::new(),
-            reassembly: ReassemblyLimits::default(),
             secret,
             announce: false,
             any_address: false,
@@ -105,7 +101,6 @@ impl Setup {
         ipv6: Ipv6Config as Some;
         routes: Vec<Route>;
         recorder: Recorder as Some;
-        reassembly: ReassemblyLimits;
         announce: bool;
         any_address: bool;
     }
@@ -372,7 +367,6 @@ impl Setup {
             Arc::clone(&world),
             (site, fixed_mac),
             self.secret,
-            self.reassembly,
             self.recorder,
         );
         if self.announce {

@@ -124,7 +124,7 @@ use crate::log::request::ConnId;
 #[cfg(feature = "ciphers")]
 pub use cipher::{Aes256Ctr, Aes256Gcm};
 #[cfg(feature = "search")]
-pub use search::{Needles, Search};
+pub use search::Search;
 
 /// The most payload bytes of a unit: 16 KiB.
 pub const MAX_PAYLOAD: usize = 16 << 10;

@@ -1,5 +1,6 @@
 //! Opens connections: listeners, and connections that are being opened.
 
+use core::iter::FusedIterator;
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -161,8 +162,8 @@ impl TcpListener {
     }
 
     /// An endless iterator over connections, as returned by [`TcpListener::accept`].
-    pub fn incoming(&self) -> Incoming<'_> {
-        Incoming { listener: self }
+    pub fn incoming(&self) -> impl FusedIterator<Item = io::Result<TcpStream>> {
+        core::iter::repeat_with(|| self.accept().map(|(stream, _)| stream))
     }
 
     /// Stops listening, and resets connections that were not accepted. Waiting calls return
@@ -321,22 +322,6 @@ impl core::fmt::Debug for TcpListener {
             .finish_non_exhaustive()
     }
 }
-
-/// The connections of a listener; see [`TcpListener::incoming`].
-#[derive(Debug)]
-pub struct Incoming<'a> {
-    listener: &'a TcpListener,
-}
-
-impl Iterator for Incoming<'_> {
-    type Item = io::Result<TcpStream>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        Some(self.listener.accept().map(|(stream, _)| stream))
-    }
-}
-
-impl core::iter::FusedIterator for Incoming<'_> {}
 
 /// A connection that is being opened. Dropping it cancels the open.
 pub struct Connecting {

@@ -104,8 +104,10 @@ use crate::log::request::ConnId;
 pub use error::TlsError;
 pub use handshake::{TlsHandshake, TlsInfo};
 #[cfg(feature = "prepared")]
+#[doc(hidden)]
 pub use prepared::{PreparedTls, RecordKey};
 #[cfg(all(feature = "testkit", debug_assertions))]
+#[doc(hidden)]
 pub use record::nonces::{NonceTally, count_nonces};
 
 /// A TLS connection: bytes in both directions, in order. For its guarantees see the [module's

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::Stack;
-use crate::error::CloseError;
+use crate::error::StackError;
 use crate::io::accept::Ready;
 use crate::io::stream::{AppRequest, ConnectionStatus};
 use crate::io::world::{Command, World};
@@ -30,11 +30,11 @@ impl Stack {
     /// another 100 ms.
     ///
     /// # Errors
-    /// [`CloseError::Unacknowledged`]: `patience` ran out first, and some connections were cut
+    /// [`StackError::Unacknowledged`]: `patience` ran out first, and some connections were cut
     /// short.
     ///
     /// [`TcpStream::shutdown_write`]: crate::TcpStream::shutdown_write
-    pub fn close(mut self, patience: Duration) -> Result<(), CloseError> {
+    pub fn close(mut self, patience: Duration) -> Result<(), StackError> {
         let until = WaitUntil::after(patience);
         let begun = self.ask_all(AppRequest {
             shutdown: true,
@@ -49,7 +49,7 @@ impl Stack {
         self.stop();
         match cut_short {
             0 => Ok(()),
-            connections => Err(CloseError::Unacknowledged { connections }),
+            connections => Err(StackError::Unacknowledged { connections }),
         }
     }
 

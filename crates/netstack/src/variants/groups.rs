@@ -1,28 +1,6 @@
 //! Groups side by side: a stack of several groups, each with its own connections, over one device.
 //!
-//! Each group works as a complete stack, `single` or replicated. A keyed hash of a connection's
-//! flow selects its group, and [`split`] hands all segments of the flow to that group's part of the
-//! device. Groups share only the socket table, where connections are opened and accepted, so light
-//! connections spread over cores without contention.
-//!
-//! ```text
-//!              +-> part 0 -> group 0: its pumps, state, streams --+
-//! device --+---+-> part 1 -> group 1                              +--> socket table: listen on all
-//!   hash of the flow  ...                                         |    and accept from any
-//!              +-> all parts: ARP, ICMP errors, fragments         +
-//! ```
-//!
-//! - For an active open, the stack chooses a port whose flow hashes to the group that opens the
-//!   connection, so the answers arrive there. Groups take turns.
-//! - A UDP socket has queues in every group. The datagrams of a peer, sent and received, go through
-//!   the group of their flow; broadcast and multicast datagrams arrive in the first group.
-//! - Frames of other protocols, such as ARP and ICMP errors, reach all groups, since each group has
-//!   its own neighbour cache and path MTUs; only the first group answers them. Echo requests go to
-//!   the first group alone.
-//! - Fragments reach all groups, since only the first fragment of a datagram names its flow. After
-//!   reassembly, a group drops a datagram that belongs to another group.
-//!
-//! Limits hold for each group.
+//! [`Builder::groups`](crate::Builder::groups) says what belongs to which group.
 //!
 //! # What groups share
 //!
@@ -58,23 +36,7 @@ pub const MAX_GROUPS: usize = 64;
 
 /// Divides a setup and a device among `groups`: returns the setup and the part of the device with
 /// which to make each group. The inbox of a part holds `inbox` frames ([`INBOX`] is a good
-/// default). A stack of several groups by hand:
-///
-/// ```
-/// use dominoes_drivers::memory::{self, MemoryConfig};
-/// use dominoes_netstack::variants::groups::{self, INBOX};
-/// use dominoes_netstack::variants::{Setup, single::Single};
-///
-/// let (device, _peer) = memory::pair(MemoryConfig::default());
-/// let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
-/// let stacks = groups::divide(setup, 2, Box::new(device), INBOX)?
-///     .into_iter()
-///     .map(|(setup, device)| Single::new(setup, Box::new(device)))
-///     .collect::<Result<Vec<_>, _>>()?;
-/// let sockets = groups::sockets(stacks.iter().map(Single::sockets));
-/// let listener = sockets.listen(7, 128)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// default).
 ///
 /// # Errors
 /// If `groups` is 0 or more than [`MAX_GROUPS`], or if there are several and the setup has a
@@ -105,7 +67,7 @@ pub(super) fn divide_interface(
             let mut own = Setup::new(setup.address, setup.prefix, setup.secret);
             (own.limits, own.gateway) = (setup.limits, setup.gateway);
             own.limits.out_of_order /= shared.groups() as u32;
-            (own.routes, own.reassembly) = (setup.routes.clone(), setup.reassembly);
+            own.routes = setup.routes.clone();
             own.addresses = setup.addresses.clone();
             own.ipv6 = setup.ipv6.clone();
             own.salt = setup.salt;

@@ -1,26 +1,7 @@
 //! Interfaces side by side: a stack over several devices.
 //!
-//! Each interface works as a complete stack: it has a device, addresses, routes, neighbours, a path
-//! MTU for each destination, and a state, run by any variant. Interfaces share the socket table, so
-//! a listener accepts connections from any interface, and a UDP socket receives from all.
-//!
-//! - A connection that is opened, or a datagram that is sent, leaves by the interface with the
-//!   longest prefix that matches the destination; the first interface wins a tie. The scope of a
-//!   link-local address names an interface instead, counted from 1.
-//! - An interface takes a packet only if the packet's destination is an address of that interface:
-//!   the strong end system model of RFC 1122 section 3.3.4.2. An answer leaves by the interface on
-//!   which the question arrived, whatever the routes say.
-//! - A socket that is bound to an address is bound to its interface.
-//! - A packet that the stack sends to one of its own addresses is looped back by the interface that
-//!   has the address; by the first interface for a loopback address (127.0.0.1, `::1`).
-//! - Datagrams to a multicast group leave by the interface that the routes name, or else by the
-//!   first.
-//! - The stack forwards nothing between interfaces; [`router`](crate::router) does.
-//! - With several groups ([`divide`]), each interface has that number of groups. Flows divide among
-//!   them as in a stack with one interface, and no connection leaves its interface.
-//!
-//! Limits hold for each group of each interface, except that `Limits::out_of_order` is divided
-//! equally among all groups.
+//! [`Interface`](crate::Interface) says what the interfaces of a stack share, and which of them a
+//! packet leaves by.
 
 use std::sync::Arc;
 
@@ -33,25 +14,7 @@ use crate::error::ConfigError;
 use crate::io::world::StackShared;
 use crate::log::request::GroupIndex;
 
-/// Joins setups, one for each device, to interfaces of one stack. A stack with two interfaces by
-/// hand:
-///
-/// ```
-/// use dominoes_drivers::memory::{self, MemoryConfig};
-/// use dominoes_netstack::variants::{Setup, groups, interfaces, single::Single};
-///
-/// let setup = |net| Setup::new([10, 0, net, 1].into(), 24, [1, 2]);
-/// let stacks = interfaces::join([setup(1), setup(2)])?
-///     .into_iter()
-///     .map(|setup| {
-///         let (device, _peer) = memory::pair(MemoryConfig::default());
-///         Single::new(setup, Box::new(device))
-///     })
-///     .collect::<Result<Vec<_>, _>>()?;
-/// let sockets = groups::sockets(stacks.iter().map(Single::sockets));
-/// let listener = sockets.listen(7, 128)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// Joins setups, one for each device, to interfaces of one stack.
 ///
 /// # Errors
 /// If there are none or more than [`MAX_GROUPS`], two have the same address, one already is a group
@@ -74,28 +37,7 @@ pub fn join(setups: impl IntoIterator<Item = Setup>) -> Result<Vec<Setup>, Confi
 /// Joins setups to interfaces of one stack and divides each of them among `groups`, as
 /// [`groups::divide`](super::groups::divide) does for one. Returns all groups of the first
 /// interface, then the groups of the next, each with its part of the device. The inbox of a part
-/// holds `inbox` frames ([`INBOX`](super::groups::INBOX) is a good default). A stack of two
-/// interfaces by hand, with two groups each:
-///
-/// ```
-/// use dominoes_drivers::Device;
-/// use dominoes_drivers::memory::{self, MemoryConfig};
-/// use dominoes_netstack::variants::groups::{self, INBOX};
-/// use dominoes_netstack::variants::{Setup, interfaces, single::Single};
-///
-/// let interface = |net| -> (_, Box<dyn Device>) {
-///     let (device, _peer) = memory::pair(MemoryConfig::default());
-///     (Setup::new([10, 0, net, 1].into(), 24, [1, 2]), Box::new(device))
-/// };
-/// let stacks = interfaces::divide([interface(1), interface(2)], 2, INBOX)?
-///     .into_iter()
-///     .map(|(setup, device)| Single::new(setup, Box::new(device)))
-///     .collect::<Result<Vec<_>, _>>()?;
-/// assert_eq!(stacks.len(), 4);
-/// let sockets = groups::sockets(stacks.iter().map(Single::sockets));
-/// let listener = sockets.listen(7, 128)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// holds `inbox` frames ([`INBOX`](super::groups::INBOX) is a good default).
 ///
 /// # Errors
 /// As [`join`]; if there are no groups or more than [`MAX_GROUPS`] in all, or there are several and

@@ -15,11 +15,32 @@ use crate::error::{ConfigError, VARIANT_NAMES};
 use crate::group::{Layout, ReplicatedGroup};
 use crate::log::request::GroupIndex;
 
-/// Names a variant. [`Builder::variant`](crate::Builder::variant) starts it on threads, and
-/// [`VariantKind::build`] makes it to be driven by hand.
+/// Names a variant, for [`Builder::variant`](crate::Builder::variant). Variants run one protocol,
+/// and differ in where they call its steps: prepare (verify checksums), apply, and perform (copy,
+/// build frames).
+///
+/// | variant | how it works | use |
+/// |---|---|---|
+/// | `single` | one thread, no log, direct calls | one core is enough; the oracle of the tests |
+/// | `locked` (a feature) | one state, one, two or six locks around it, any thread processes any packet | a comparison: the cost of a lock |
+/// | `pipelined` (a feature) | a stage for frames, some for payload, one for headers | a comparison: division by function |
+/// | `replicated` | one log, a copy of the state per thread, costly work by primaries | one connection on several cores; threads that may fail |
+///
+/// For all of them:
+///
+/// - No variant contains a protocol rule: given the same requests in the same order, all reach the
+///   same state and send the same frames. All except `locked` apply requests in the order of the
+///   receive pump. Workers of `locked` may overtake each other on the way to the lock, so TCP may
+///   see segments out of order that the network did not reorder.
+/// - `single`, `locked` and `pipelined` have one copy of the state. It is lost when its thread
+///   ends, or when a thread fails while it holds the lock or some payload. `replicated` replaces
+///   replicas that fail or diverge, and replicas may join and leave.
+/// - No step waits for another thread, except in `locked`, where a step may wait for the lock.
+/// - With several [groups](crate::Builder::groups), each is `single` or `replicated`. With several
+///   [interfaces](crate::Interface), each is any variant.
 ///
 /// ```
-/// use dominoes_netstack::variants::VariantKind;
+/// use dominoes_netstack::VariantKind;
 ///
 /// let kind: VariantKind = "replicated".parse()?;
 /// assert_eq!(kind, VariantKind::Replicated);
@@ -29,7 +50,7 @@ use crate::log::request::GroupIndex;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum VariantKind {
-    /// One thread, no log: [`single`](super::single).
+    /// One thread, no log.
     Single,
     /// One state, guarded by a [`std::sync::Mutex`]. Needs the feature `locked`.
     Locked,
@@ -47,12 +68,12 @@ pub enum VariantKind {
     LockedSixMcs,
     /// Stages for frames, payload and headers in a row. Needs the feature `pipelined`.
     Pipelined,
-    /// One log, a copy of the state per thread: [`group`](crate::group).
+    /// One log, a copy of the state per thread.
     Replicated,
 }
 
 impl VariantKind {
-    /// The variants of this build, in the order of the table in [`variants`](super).
+    /// The variants of this build, in the order of the table above.
     pub const ALL: &'static [VariantKind] = VariantKind::BUILT.0.split_at(VariantKind::BUILT.1).0;
 
     /// All variants, in the order of their names in [`VARIANT_NAMES`].
@@ -104,6 +125,7 @@ impl VariantKind {
     /// # Errors
     /// If a setting is out of its range, excludes this variant, or needs a feature that this build
     /// leaves out.
+    #[doc(hidden)]
     pub fn build(
         self,
         setup: Setup,
@@ -238,7 +260,7 @@ impl FromStr for VariantKind {
     type Err = ConfigError;
 
     /// Accepts the names of all variants. For a variant that this build leaves out,
-    /// [`VariantKind::build`] names the feature to enable.
+    /// the error of the start names the feature to enable.
     fn from_str(name: &str) -> Result<Self, ConfigError> {
         let mut kinds = VariantKind::NAMED.into_iter();
         let found = kinds.find(|kind| kind.name() == name);

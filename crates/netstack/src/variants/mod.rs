@@ -1,30 +1,8 @@
 //! Several ways to run one protocol: they differ in where they call prepare, apply and perform.
 //!
-//! | variant | how it works | use |
-//! |---|---|---|
-//! | [`single`] | one thread, no log, direct calls | one core is enough; the oracle of the tests |
-//! | `locked` (a feature) | one state, one, two or six locks around it, any thread processes any packet | a comparison: the cost of a lock |
-//! | `pipelined` (a feature) | a stage for frames, some for payload, one for headers | a comparison: division by function |
-//! | [`ReplicatedGroup`](crate::group::ReplicatedGroup) | one log, a copy of the state per thread, costly work by primaries | one connection on several cores; threads that may fail |
-//!
-//! For all of them:
-//!
-//! - No variant contains a protocol rule: given the same requests in the same order, all reach the
-//!   same state and send the same frames. All except `locked` apply requests in the order of the
-//!   receive pump. Workers of `locked` may overtake each other on the way to the lock, so TCP may
-//!   see segments out of order that the network did not reorder.
-//! - `single`, `locked` and `pipelined` have one copy of the state. It is lost when its thread
-//!   ends, or when a thread fails while it holds the lock or some payload. A
-//!   [`ReplicatedGroup`](crate::group::ReplicatedGroup) replaces replicas that fail or diverge, and
-//!   replicas may join and leave.
-//! - No step waits for another thread, except in `locked`, where a step may wait for the lock.
-//! - With several [`groups`], each group is `single` or a
-//!   [`ReplicatedGroup`](crate::group::ReplicatedGroup). With several [`interfaces`], each is any
-//!   variant.
-//!
-//! A variant runs either [by hand](ByHand), where time is an argument and every step is a call, or
-//! on threads: [`Stack`](crate::Stack) starts the one that a [`VariantKind`] names. There is one
-//! call through the trait [`Worker`] per turn; within a turn every call is direct.
+//! [`VariantKind`] compares them. A variant runs either [by hand](ByHand) or on threads, which
+//! [`Stack`](crate::Stack) starts. There is one call through the trait [`Worker`] per turn; within
+//! a turn every call is direct.
 
 mod coalescing;
 pub mod groups;

@@ -12,6 +12,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use crate::config::Limits;
 use crate::packet::flow::Address;
 use crate::time::{Duration, Instant};
 
@@ -57,28 +58,32 @@ pub struct Fragment<'a> {
     pub payload: &'a [u8],
 }
 
-/// Bounds on everything that is stored. All fields are public: `ReassemblyLimits { bytes: 1 <<
-/// 20, ..Default::default() }`.
+/// Bounds on everything that is stored, as in [`Limits`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReassemblyLimits {
-    /// Stored bytes, including overhead. Default 4 MiB.
+    /// [`Limits::reassembly_bytes`].
     pub bytes: usize,
-    /// Incomplete datagrams. Default 1024.
+    /// [`Limits::reassembly_datagrams`].
     pub datagrams: usize,
-    /// Incomplete datagrams of one source. Default 64.
+    /// [`Limits::reassembly_per_source`].
     pub per_source: usize,
-    /// Pieces of one datagram. Default 2048: 64 KB in packets of 68 bytes, which every network
-    /// accepts, are 1366 pieces.
+    /// [`Limits::reassembly_pieces`].
     pub pieces: usize,
 }
 
 impl Default for ReassemblyLimits {
     fn default() -> Self {
+        Self::from(&Limits::default())
+    }
+}
+
+impl From<&Limits> for ReassemblyLimits {
+    fn from(limits: &Limits) -> Self {
         ReassemblyLimits {
-            bytes: 4 << 20,
-            datagrams: 1024,
-            per_source: 64,
-            pieces: 2048,
+            bytes: limits.reassembly_bytes as usize,
+            datagrams: limits.reassembly_datagrams as usize,
+            per_source: limits.reassembly_per_source as usize,
+            pieces: limits.reassembly_pieces as usize,
         }
     }
 }

@@ -66,7 +66,7 @@ fn write_one(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     out.write_all(&bytes)
 }
 
-/// Reads a log back, entry by entry.
+/// Reads a log back, for [`ByHand::replay`](crate::ByHand::replay).
 #[derive(Debug)]
 pub struct Recording<R> {
     from: R,
@@ -94,11 +94,16 @@ impl<R: Read> Recording<R> {
     }
 }
 
-impl<R: Read> Iterator for Recording<R> {
-    type Item = io::Result<Entry>;
+#[doc(hidden)]
+impl<R: Read> Recording<R> {
+    /// The next entry; `None` at the end.
+    pub fn next_entry(&mut self) -> io::Result<Option<Entry>> {
+        read_one(&mut self.from)
+    }
 
-    fn next(&mut self) -> Option<io::Result<Entry>> {
-        read_one(&mut self.from).transpose()
+    /// All that follow.
+    pub fn entries(mut self) -> impl Iterator<Item = io::Result<Entry>> {
+        core::iter::from_fn(move || self.next_entry().transpose())
     }
 }
 
@@ -181,19 +186,19 @@ mod tests {
         let bytes = file.0.lock().unwrap().clone();
         let recording = Recording::open(&bytes[..]).unwrap();
         assert_eq!(recording.limits(), Limits::default());
-        let entries: Vec<_> = recording.map(Result::unwrap).collect();
+        let entries: Vec<_> = recording.entries().map(Result::unwrap).collect();
         assert_eq!(entries, (0..5).map(entry).collect::<Vec<_>>());
 
         let last = 4 + postcard::to_stdvec(&entry(4)).unwrap().len();
         for missing in 1..last {
             let cut = Recording::open(&bytes[..bytes.len() - missing]).unwrap();
-            let error = cut.last().unwrap().unwrap_err();
+            let error = cut.entries().last().unwrap().unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{missing}");
         }
         // A signal interrupts every other call, and each gives one byte.
         let slow = InterruptEveryOther(&bytes, false);
         let recording = Recording::open(slow).unwrap();
-        let entries: Vec<_> = recording.map(Result::unwrap).collect();
+        let entries: Vec<_> = recording.entries().map(Result::unwrap).collect();
         assert_eq!(entries, (0..5).map(entry).collect::<Vec<_>>());
         assert!(Recording::open(&b"something else"[..]).is_err());
     }

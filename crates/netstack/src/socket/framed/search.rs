@@ -29,37 +29,24 @@ pub struct Search {
     sent: AtomicU64,
 }
 
-/// A set of needles that cannot be searched for: together they make too large an automaton, or one
-/// is empty.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Needles(String);
-
-impl fmt::Display for Needles {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot search for these needles: {}", self.0)
-    }
-}
-
-impl std::error::Error for Needles {}
-
 impl Search {
     /// Searches for each of `needles`.
     ///
     /// # Errors
-    /// [`Needles`].
-    pub fn new<I: IntoIterator<Item = N>, N: AsRef<[u8]>>(needles: I) -> Result<Search, Needles> {
+    /// If a needle is empty, or the needles make too large an automaton together.
+    pub fn new<I: IntoIterator<Item = N>, N: AsRef<[u8]>>(needles: I) -> Result<Search, Failure> {
+        let too_large = |_| Failure::Other("the needles make too large an automaton");
         let needles: Vec<N> = needles.into_iter().collect();
         if needles.iter().any(|needle| needle.as_ref().is_empty()) {
-            return Err(Needles("one is empty".to_owned()));
+            return Err(Failure::Other("a needle is empty"));
         }
         let automaton = DFA::builder()
             .match_kind(MatchKind::Standard)
             .prefilter(false)
             .build(needles)
-            .map_err(|error| Needles(error.to_string()))?;
-        let start = automaton
-            .start_state(Anchored::No)
-            .map_err(|error| Needles(error.to_string()))?;
+            .map_err(too_large)?;
+        let start = automaton.start_state(Anchored::No);
+        let start = start.map_err(|_| Failure::Other("the automaton has no start"))?;
         Ok(Search {
             automaton,
             start,
