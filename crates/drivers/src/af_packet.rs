@@ -47,48 +47,51 @@ const BLOCK_LEN: u32 = 1 << 20;
 /// Age at which the kernel hands over a block that is not full; the shortest possible.
 const RETIRE: Duration = Duration::from_millis(1);
 
-/// Options for opening an [`AfPacket`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct AfPacketOptions {
-    /// Our stack's IPv4 address. Opening fails if the kernel owns it, on any interface, since the
-    /// kernel would answer in our place. If it does not, frames to the address are also dropped
-    /// after our socket where that is allowed (see [`guard`](Self::guard)). This is for speed: the
-    /// kernel would look up a route for each frame only to find that it is not its own, which
-    /// costs more than receiving it. Default, `None`: not checked.
-    pub address: Option<Ipv4Addr>,
-    /// Opens the device even if the kernel owns the address, and drops frames to it on this
-    /// interface before the kernel's stack gets them, so that the kernel does not answer. Needs
-    /// `CAP_BPF`, `CAP_NET_ADMIN` and Linux 6.6; ends with the device. Default: no.
-    pub guard: bool,
-    /// Our Ethernet address. Default: the interface's.
-    pub mac: MacChoice,
-    /// Whether the kernel may finish checksums and segmentation of frames that we send. Received
-    /// frames carry their checksum and segmentation state in either case. Default: yes.
-    pub offloads: bool,
-    /// Whether frames that we send bypass the queueing discipline. Packet captures on this machine
-    /// do not see them then. Default: no.
-    pub qdisc_bypass: bool,
-    /// Size of the socket's receive queue, in bytes. More than `net.core.rmem_max` needs
-    /// `CAP_NET_ADMIN`; without it the queue is smaller. Default 8 MiB.
-    pub receive_buffer: usize,
-    /// Receive buffers kept for reuse, 65 KB each, for frames copied from the socket's queue.
-    /// Pages that no frame touches take no memory. Default 256.
-    pub rx_pool: usize,
-    /// Where received frames are stored and read. Default: [`RxRing::Slots`].
-    pub ring: RxRing,
-    /// Length of the ring, in bytes. [`RxRing::Slots`] takes [`slot_bytes`](Self::slot_bytes) for
-    /// each frame, [`RxRing::Blocks`] takes 1 MiB for each block; there are at least four slots or
-    /// blocks. Default 16 MiB.
-    pub ring_bytes: usize,
-    /// Length of a slot of [`RxRing::Slots`], in bytes, rounded up to whole pages. The kernel uses
-    /// about 90 bytes of it. A longer frame is stored in the socket's queue instead and copied
-    /// from there when its turn comes. Default 4096: room for many frames of Ethernet length, as a
-    /// TCP window without merging needs. 69632 is enough for merged frames of 64 KB.
-    pub slot_bytes: usize,
-    /// Whether [`Frame::timestamp`](crate::Frame::timestamp) comes from the network card, if it
-    /// has timestamps, instead of the kernel. Default: no.
-    pub hardware_timestamps: bool,
+crate::settings! {
+    /// Options for opening an [`AfPacket`].
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct AfPacketOptions {
+        /// Our stack's IPv4 address. Opening fails if the kernel owns it, on any interface, since
+        /// the kernel would answer in our place. If it does not, frames to the address are also
+        /// dropped after our socket where that is allowed (see [`guard`](Self::guard)). This is for
+        /// speed: the kernel would look up a route for each frame only to find that it is not its
+        /// own, which costs more than receiving it. Default, `None`: not checked.
+        pub address: Option<Ipv4Addr> = None => some Ipv4Addr;
+        /// Opens the device even if the kernel owns the address, and drops frames to it on this
+        /// interface before the kernel's stack gets them, so that the kernel does not answer. Needs
+        /// `CAP_BPF`, `CAP_NET_ADMIN` and Linux 6.6; ends with the device. Default: no.
+        pub guard: bool = false;
+        /// Our Ethernet address. Default: the interface's.
+        pub mac: MacChoice = MacChoice::Interface;
+        /// Whether the kernel may finish checksums and segmentation of frames that we send.
+        /// Received frames carry their checksum and segmentation state in either case. Default:
+        /// yes.
+        pub offloads: bool = true;
+        /// Whether frames that we send bypass the queueing discipline. Packet captures on this
+        /// machine do not see them then. Default: no.
+        pub qdisc_bypass: bool = false;
+        /// Size of the socket's receive queue, in bytes. More than `net.core.rmem_max` needs
+        /// `CAP_NET_ADMIN`; without it the queue is smaller. Default 8 MiB.
+        pub receive_buffer: usize = 8 << 20;
+        /// Receive buffers kept for reuse, 65 KB each, for frames copied from the socket's queue.
+        /// Pages that no frame touches take no memory. Default 256.
+        pub rx_pool: usize = 256;
+        /// Where received frames are stored and read. Default: [`RxRing::Slots`].
+        pub ring: RxRing = RxRing::default();
+        /// Length of the ring, in bytes. [`RxRing::Slots`] takes [`slot_bytes`](Self::slot_bytes)
+        /// for each frame, [`RxRing::Blocks`] takes 1 MiB for each block; there are at least four
+        /// slots or blocks. Default 16 MiB.
+        pub ring_bytes: usize = 16 << 20;
+        /// Length of a slot of [`RxRing::Slots`], in bytes, rounded up to whole pages. The kernel
+        /// uses about 90 bytes of it. A longer frame is stored in the socket's queue instead and
+        /// copied from there when its turn comes. Default 4096: room for many frames of Ethernet
+        /// length, as a TCP window without merging needs. 69632 is enough for merged frames of 64
+        /// KB.
+        pub slot_bytes: usize = 4096;
+        /// Whether [`Frame::timestamp`](crate::Frame::timestamp) comes from the network card, if it
+        /// has timestamps, instead of the kernel. Default: no.
+        pub hardware_timestamps: bool = false;
+    }
 }
 
 /// Where received frames are stored and read.
@@ -149,92 +152,6 @@ pub enum MacChoice {
     Local,
     /// This address. Makes the interface promiscuous while it is open.
     Fixed([u8; 6]),
-}
-
-impl Default for AfPacketOptions {
-    fn default() -> Self {
-        Self {
-            address: None,
-            guard: false,
-            mac: MacChoice::Interface,
-            offloads: true,
-            qdisc_bypass: false,
-            receive_buffer: 8 << 20,
-            rx_pool: 256,
-            ring: RxRing::default(),
-            ring_bytes: 16 << 20,
-            slot_bytes: 4096,
-            hardware_timestamps: false,
-        }
-    }
-}
-
-impl AfPacketOptions {
-    /// Sets [`address`](Self::address).
-    pub fn address(mut self, address: Ipv4Addr) -> Self {
-        self.address = Some(address);
-        self
-    }
-
-    /// Sets [`guard`](Self::guard).
-    pub fn guard(mut self, guard: bool) -> Self {
-        self.guard = guard;
-        self
-    }
-
-    /// Sets [`mac`](Self::mac).
-    pub fn mac(mut self, mac: MacChoice) -> Self {
-        self.mac = mac;
-        self
-    }
-
-    /// Sets [`offloads`](Self::offloads).
-    pub fn offloads(mut self, offloads: bool) -> Self {
-        self.offloads = offloads;
-        self
-    }
-
-    /// Sets [`qdisc_bypass`](Self::qdisc_bypass).
-    pub fn qdisc_bypass(mut self, bypass: bool) -> Self {
-        self.qdisc_bypass = bypass;
-        self
-    }
-
-    /// Sets [`receive_buffer`](Self::receive_buffer).
-    pub fn receive_buffer(mut self, bytes: usize) -> Self {
-        self.receive_buffer = bytes;
-        self
-    }
-
-    /// Sets [`rx_pool`](Self::rx_pool).
-    pub fn rx_pool(mut self, frames: usize) -> Self {
-        self.rx_pool = frames;
-        self
-    }
-
-    /// Sets [`ring`](Self::ring).
-    pub fn ring(mut self, ring: RxRing) -> Self {
-        self.ring = ring;
-        self
-    }
-
-    /// Sets [`ring_bytes`](Self::ring_bytes).
-    pub fn ring_bytes(mut self, bytes: usize) -> Self {
-        self.ring_bytes = bytes;
-        self
-    }
-
-    /// Sets [`slot_bytes`](Self::slot_bytes).
-    pub fn slot_bytes(mut self, bytes: usize) -> Self {
-        self.slot_bytes = bytes;
-        self
-    }
-
-    /// Sets [`hardware_timestamps`](Self::hardware_timestamps).
-    pub fn hardware_timestamps(mut self, wanted: bool) -> Self {
-        self.hardware_timestamps = wanted;
-        self
-    }
 }
 
 /// A network interface, opened as a packet socket.

@@ -35,43 +35,28 @@ const OVERHEAD: u64 = 24;
 /// How long a frame to be overtaken waits for other frames.
 const REORDER_TIMEOUT: Duration = Duration::from_millis(1);
 
-/// Configuration of one direction of a wire.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LinkConfig {
-    /// Faults that occur before the queue. A frame to be overtaken is released one millisecond
-    /// after the newest frame at the latest.
-    pub faults: Faults,
-    /// Time from the last bit sent to the last bit received. Default 0.
-    pub delay: Duration,
-    /// Additional delay, drawn for each frame from 0 to this. A frame overtakes the one before it
-    /// when their delays differ by more than their distance. Default 0.
-    pub jitter: Duration,
-    /// Bits per second, with 24 bytes added to each frame as on Ethernet. 0, the default: no limit.
-    pub rate: u64,
-    /// Bytes that may wait for the rate; frames beyond that are dropped. 0, the default: no limit.
-    pub queue: u64,
+crate::settings! {
+    /// Configuration of one direction of a wire.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct LinkConfig {
+        /// Faults that occur before the queue. A frame to be overtaken is released one millisecond
+        /// after the newest frame at the latest.
+        pub faults: Faults = Faults::default();
+        /// Time from the last bit sent to the last bit received. Default 0.
+        pub delay: Duration = Duration::ZERO;
+        /// Additional delay, drawn for each frame from 0 to this. A frame overtakes the one before
+        /// it when their delays differ by more than their distance. Default 0.
+        pub jitter: Duration = Duration::ZERO;
+        /// Bits per second, with 24 bytes added to each frame as on Ethernet. 0, the default: no
+        /// limit.
+        pub rate: u64 = 0 => none;
+        /// Bytes that may wait for the rate; frames beyond that are dropped. 0, the default: no
+        /// limit.
+        pub queue: u64 = 0 => none;
+    }
 }
 
 impl LinkConfig {
-    /// Sets [`faults`](Self::faults).
-    pub fn faults(mut self, faults: Faults) -> Self {
-        self.faults = faults;
-        self
-    }
-
-    /// Sets [`delay`](Self::delay).
-    pub fn delay(mut self, delay: Duration) -> Self {
-        self.delay = delay;
-        self
-    }
-
-    /// Sets [`jitter`](Self::jitter).
-    pub fn jitter(mut self, jitter: Duration) -> Self {
-        self.jitter = jitter;
-        self
-    }
-
     /// Sets [`rate`](Self::rate), in bits per second, and [`queue`](Self::queue), in bytes.
     pub fn rate(mut self, rate: u64, queue: u64) -> Self {
         self.rate = rate;

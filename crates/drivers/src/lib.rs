@@ -116,6 +116,7 @@ mod link;
 #[cfg(target_os = "linux")]
 mod pool;
 mod prepared;
+mod settings;
 #[cfg(target_os = "linux")]
 mod sys;
 #[cfg(all(target_os = "linux", feature = "testkit"))]

@@ -30,103 +30,39 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
-/// Configuration of a pair of devices in memory. Both devices are equal.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct MemoryConfig {
-    /// Longest IP packet, in bytes. Default 1500.
-    pub mtu: usize,
-    /// Most frames in flight in each direction; at least 1. Default 512.
-    pub queue_depth: usize,
-    /// Receive buffers of each device, in frames; at least 1. They are used first in, first out,
-    /// so a pool larger than a cache really drops out of it. Default 1024.
-    pub rx_pool: usize,
-    /// Whether the receiving device reports complete checksums as valid, as a card with checksum
-    /// offload does. Default: no.
-    pub rx_checksum_valid: bool,
-    /// Whether a sender may leave checksums partial. They arrive as [`RxChecksum::Partial`].
-    /// Default: no.
-    pub tx_checksum: bool,
-    /// Longest TCP frame to be divided, including headers, in bytes. It arrives undivided. 0, the
-    /// default: none. A larger value implies `tx_checksum` and longer receive buffers.
-    pub tso4_max_bytes: usize,
-    /// As [`tso4_max_bytes`](Self::tso4_max_bytes), for UDP.
-    pub uso_max_bytes: usize,
-    /// The type of the link. Default: Ethernet.
-    pub link: LinkType,
-    /// Ethernet addresses of the two devices. Default: locally administered ones that end in 1 and
-    /// 2.
-    pub macs: [[u8; 6]; 2],
-    /// Faults on the way to the first and to the second device. Default: none.
-    pub faults: [Faults; 2],
-}
-
-impl Default for MemoryConfig {
-    fn default() -> Self {
-        Self {
-            mtu: 1500,
-            queue_depth: 512,
-            rx_pool: 1024,
-            rx_checksum_valid: false,
-            tx_checksum: false,
-            tso4_max_bytes: 0,
-            uso_max_bytes: 0,
-            link: LinkType::Ethernet,
-            macs: [[0x02, 0, 0, 0, 0, 1], [0x02, 0, 0, 0, 0, 2]],
-            faults: [Faults::default(), Faults::default()],
-        }
+crate::settings! {
+    /// Configuration of a pair of devices in memory. Both devices are equal.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct MemoryConfig {
+        /// Longest IP packet, in bytes. Default 1500.
+        pub mtu: usize = 1500;
+        /// Most frames in flight in each direction; at least 1. Default 512.
+        pub queue_depth: usize = 512;
+        /// Receive buffers of each device, in frames; at least 1. They are used first in, first
+        /// out, so a pool larger than a cache really drops out of it. Default 1024.
+        pub rx_pool: usize = 1024;
+        /// Whether the receiving device reports complete checksums as valid, as a card with
+        /// checksum offload does. Default: no.
+        pub rx_checksum_valid: bool = false;
+        /// Whether a sender may leave checksums partial. They arrive as [`RxChecksum::Partial`].
+        /// Default: no.
+        pub tx_checksum: bool = false;
+        /// Longest TCP frame to be divided, including headers, in bytes. It arrives undivided. 0,
+        /// the default: none. A larger value implies `tx_checksum` and longer receive buffers.
+        pub tso4_max_bytes: usize = 0;
+        /// As [`tso4_max_bytes`](Self::tso4_max_bytes), for UDP.
+        pub uso_max_bytes: usize = 0;
+        /// The type of the link. Default: Ethernet.
+        pub link: LinkType = LinkType::Ethernet;
+        /// Ethernet addresses of the two devices. Default: locally administered ones that end in 1
+        /// and 2.
+        pub macs: [[u8; 6]; 2] = [[0x02, 0, 0, 0, 0, 1], [0x02, 0, 0, 0, 0, 2]] => none;
+        /// Faults on the way to the first and to the second device. Default: none.
+        pub faults: [Faults; 2] = [Faults::default(), Faults::default()] => none;
     }
 }
 
 impl MemoryConfig {
-    /// Sets [`mtu`](Self::mtu).
-    pub fn mtu(mut self, bytes: usize) -> Self {
-        self.mtu = bytes;
-        self
-    }
-
-    /// Sets [`queue_depth`](Self::queue_depth).
-    pub fn queue_depth(mut self, frames: usize) -> Self {
-        self.queue_depth = frames;
-        self
-    }
-
-    /// Sets [`rx_pool`](Self::rx_pool).
-    pub fn rx_pool(mut self, frames: usize) -> Self {
-        self.rx_pool = frames;
-        self
-    }
-
-    /// Sets [`rx_checksum_valid`](Self::rx_checksum_valid).
-    pub fn rx_checksum_valid(mut self, valid: bool) -> Self {
-        self.rx_checksum_valid = valid;
-        self
-    }
-
-    /// Sets [`tx_checksum`](Self::tx_checksum).
-    pub fn tx_checksum(mut self, offered: bool) -> Self {
-        self.tx_checksum = offered;
-        self
-    }
-
-    /// Sets [`tso4_max_bytes`](Self::tso4_max_bytes).
-    pub fn tso4_max_bytes(mut self, bytes: usize) -> Self {
-        self.tso4_max_bytes = bytes;
-        self
-    }
-
-    /// Sets [`uso_max_bytes`](Self::uso_max_bytes).
-    pub fn uso_max_bytes(mut self, bytes: usize) -> Self {
-        self.uso_max_bytes = bytes;
-        self
-    }
-
-    /// Sets [`link`](Self::link).
-    pub fn link(mut self, link: LinkType) -> Self {
-        self.link = link;
-        self
-    }
-
     /// Sets [`macs`](Self::macs).
     pub fn macs(mut self, first: [u8; 6], second: [u8; 6]) -> Self {
         self.macs = [first, second];

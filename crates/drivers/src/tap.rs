@@ -19,72 +19,31 @@ use crate::{Capabilities, Device, DeviceError, DeviceRx, DeviceTx};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// Options for opening a [`Tap`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct TapOptions {
-    /// Whether checksums and segmentation are left to the other side, both ways. Default: yes.
-    pub offloads: bool,
-    /// Whether frames longer than the MTU pass, for the other side to divide. Requires
-    /// [`offloads`](Self::offloads). Overrides the settings of `ethtool -K`. Default: yes.
-    pub segmentation: bool,
-    /// Whether we may send frames longer than the MTU even without
-    /// [`segmentation`](Self::segmentation). Requires [`offloads`](Self::offloads). The kernel
-    /// takes such a frame in one system call, as if a network card had merged it; otherwise it
-    /// takes one call for each segment and wakes its receiver for each. No setting of the
-    /// interface can prevent that. Default: no.
-    pub merged: bool,
-    /// Our Ethernet address. Default, `None`: a locally administered address derived from the
-    /// interface's name. It differs from the interface's address, which is the kernel's.
-    pub mac: Option<[u8; 6]>,
-    /// Receive buffers kept for reuse, 65 KB each. Pages that no frame touches take no memory.
-    /// Default 256.
-    pub rx_pool: usize,
-}
-
-impl Default for TapOptions {
-    fn default() -> Self {
-        Self {
-            offloads: true,
-            segmentation: true,
-            merged: false,
-            mac: None,
-            rx_pool: 256,
-        }
+crate::settings! {
+    /// Options for opening a [`Tap`].
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct TapOptions {
+        /// Whether checksums and segmentation are left to the other side, both ways. Default: yes.
+        pub offloads: bool = true;
+        /// Whether frames longer than the MTU pass, for the other side to divide. Requires
+        /// [`offloads`](Self::offloads). Overrides the settings of `ethtool -K`. Default: yes.
+        pub segmentation: bool = true;
+        /// Whether we may send frames longer than the MTU even without
+        /// [`segmentation`](Self::segmentation). Requires [`offloads`](Self::offloads). The kernel
+        /// takes such a frame in one system call, as if a network card had merged it; otherwise it
+        /// takes one call for each segment and wakes its receiver for each. No setting of the
+        /// interface can prevent that. Default: no.
+        pub merged: bool = false;
+        /// Our Ethernet address. Default, `None`: a locally administered address derived from the
+        /// interface's name. It differs from the interface's address, which is the kernel's.
+        pub mac: Option<[u8; 6]> = None => some [u8; 6];
+        /// Receive buffers kept for reuse, 65 KB each. Pages that no frame touches take no memory.
+        /// Default 256.
+        pub rx_pool: usize = 256;
     }
 }
 
 impl TapOptions {
-    /// Sets [`offloads`](Self::offloads).
-    pub fn offloads(mut self, offloads: bool) -> Self {
-        self.offloads = offloads;
-        self
-    }
-
-    /// Sets [`segmentation`](Self::segmentation).
-    pub fn segmentation(mut self, segmentation: bool) -> Self {
-        self.segmentation = segmentation;
-        self
-    }
-
-    /// Sets [`merged`](Self::merged).
-    pub fn merged(mut self, merged: bool) -> Self {
-        self.merged = merged;
-        self
-    }
-
-    /// Sets [`mac`](Self::mac).
-    pub fn mac(mut self, mac: [u8; 6]) -> Self {
-        self.mac = Some(mac);
-        self
-    }
-
-    /// Sets [`rx_pool`](Self::rx_pool).
-    pub fn rx_pool(mut self, frames: usize) -> Self {
-        self.rx_pool = frames;
-        self
-    }
-
     /// Opens the interface `name` with these options; see [`Tap::open`].
     ///
     /// # Errors

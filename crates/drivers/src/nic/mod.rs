@@ -83,85 +83,30 @@ pub use firmware::Inspect;
 pub use host::{NicRx, NicTx};
 pub use processor::{CardProcessor, CardStep, Firmware, Profile};
 
-/// Configuration of a card.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct NicConfig {
-    /// Assigns the handlers to processors. Default: one processor runs all.
-    pub firmware: Firmware,
-    /// Descriptors in each ring; at least 1. Default 512.
-    pub ring: usize,
-    /// Capacity of the transmit and of the receive buffer, in frames; at least 1. Default 256.
-    pub buffered: usize,
-    /// Most descriptors, transfers or frames per call of a handler; at least 1. Default 16.
-    pub batch: usize,
-    /// Number of descriptors after which an index is passed to the driver while more are in
-    /// progress; at least one. After the last descriptor of a burst it is always passed at once.
-    /// Default 16.
-    pub coalesced: usize,
-    /// The function that Receive Complete applies to each frame. Default: none.
-    pub inspect: Option<Inspect>,
-    /// Whether the run time of each handler is measured. Default: no.
-    pub profile: bool,
-}
-
-impl Default for NicConfig {
-    fn default() -> Self {
-        Self {
-            firmware: Firmware::default(),
-            ring: 512,
-            buffered: 256,
-            batch: 16,
-            coalesced: 16,
-            inspect: None,
-            profile: false,
-        }
+crate::settings! {
+    /// Configuration of a card.
+    #[derive(Clone, Debug)]
+    pub struct NicConfig {
+        /// Assigns the handlers to processors. Default: one processor runs all.
+        pub firmware: Firmware = Firmware::default();
+        /// Descriptors in each ring; at least 1. Default 512.
+        pub ring: usize = 512;
+        /// Capacity of the transmit and of the receive buffer, in frames; at least 1. Default 256.
+        pub buffered: usize = 256;
+        /// Most descriptors, transfers or frames per call of a handler; at least 1. Default 16.
+        pub batch: usize = 16;
+        /// Number of descriptors after which an index is passed to the driver while more are in
+        /// progress; at least one. After the last descriptor of a burst it is always passed at
+        /// once. Default 16.
+        pub coalesced: usize = 16;
+        /// The function that Receive Complete applies to each frame. Default: none.
+        pub inspect: Option<Inspect> = None => some Inspect;
+        /// Whether the run time of each handler is measured. Default: no.
+        pub profile: bool = false;
     }
 }
 
 impl NicConfig {
-    /// Sets [`firmware`](Self::firmware).
-    pub fn firmware(mut self, firmware: Firmware) -> Self {
-        self.firmware = firmware;
-        self
-    }
-
-    /// Sets [`ring`](Self::ring).
-    pub fn ring(mut self, descriptors: usize) -> Self {
-        self.ring = descriptors;
-        self
-    }
-
-    /// Sets [`buffered`](Self::buffered).
-    pub fn buffered(mut self, frames: usize) -> Self {
-        self.buffered = frames;
-        self
-    }
-
-    /// Sets [`batch`](Self::batch).
-    pub fn batch(mut self, batch: usize) -> Self {
-        self.batch = batch;
-        self
-    }
-
-    /// Sets [`coalesced`](Self::coalesced).
-    pub fn coalesced(mut self, descriptors: usize) -> Self {
-        self.coalesced = descriptors;
-        self
-    }
-
-    /// Sets [`inspect`](Self::inspect).
-    pub fn inspect(mut self, inspect: Inspect) -> Self {
-        self.inspect = Some(inspect);
-        self
-    }
-
-    /// Sets [`profile`](Self::profile).
-    pub fn profile(mut self, measured: bool) -> Self {
-        self.profile = measured;
-        self
-    }
-
     fn bounds(&self) -> Bounds {
         Bounds {
             batch: self.batch.max(1),

@@ -74,64 +74,65 @@ impl fmt::Debug for Encoding {
     }
 }
 
-/// Builds the configuration of a simulated peer.
-///
-/// ```
-/// use dominoes_drivers::memory::peer::{Payload, PeerConfig, PeerDevice, Role};
-///
-/// let config = PeerConfig::new(Role::Both)
-///     .segment_bytes(512)
-///     .connections(3)
-///     .timestamps(true)
-///     .payload(Payload::Marked(b"pattern".to_vec()))
-///     .expected(b"what the stack sends, again and again".to_vec());
-/// let (_device, peer) = PeerDevice::new(config)?;
-/// assert_eq!(peer.received_bytes(2), 0);
-/// assert!(PeerDevice::new(PeerConfig::new(Role::Sender).connections(0)).is_err());
-/// # Ok::<(), dominoes_drivers::memory::peer::PeerConfigError>(())
-/// ```
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct PeerConfig {
-    /// The role of the peer.
-    pub role: Role,
-    /// Payload bytes of a segment from the peer, and the MSS that it announces: 4 to 65,483. A
-    /// value that does not fit an MTU of 1500 raises the MTU of the device. Default 1448.
-    pub segment_bytes: usize,
-    /// Number of connections: 1 to 32,768. The peer opens them one after the other, on ports from
-    /// that of [`ends`](Self::ends) upward. Default 1.
-    pub connections: usize,
-    /// With several connections, the number of consecutive segments of one connection: 1 to
-    /// 65,536. With 1, successive segments belong to different connections. Default 8.
-    pub burst: usize,
-    /// Frames with payload in circulation: 1 to 4,194,304, and at least one for each payload of a
-    /// round. Each takes [`buffer_bytes`](Self::buffer_bytes). If they exceed a cache, they drop
-    /// out of it, as the frames of a network card do. Default 1024.
-    pub pool_frames: usize,
-    /// Buffer length of each of these frames, in bytes: at least the length of the frame and 113,
-    /// at most 131,072. `None`, the default: whole cache lines less what the allocator usually
-    /// stores beside them.
-    pub buffer_bytes: Option<usize>,
-    /// Whether segments of both directions carry timestamps (RFC 7323). Default: no.
-    pub timestamps: bool,
-    /// Whether the device offers checksum offload: it reports checksums of received frames as
-    /// valid and accepts partial ones. Default: no, the stack verifies and computes checksums.
-    pub checksum_offload: bool,
-    /// The payload of the peer's segments.
-    pub payload: Payload,
-    /// One period of the stream that the stack sends on every connection. Empty, the default:
-    /// payload is not compared.
-    pub expected: Vec<u8>,
-    /// The transformation that the stack applies to that stream. Default: none.
-    pub encoding: Option<Encoding>,
-    /// Whether the TCP checksum of every segment is compared with that of the expected bytes, also
-    /// while [`PeerHandle::verify`](super::PeerHandle::verify) is off. The peer computes the sums
-    /// of the stream in advance, so it does not read the payload. Not possible for [`Role::Free`]
-    /// or with an encoding, since their sums are unknown; partial checksums are skipped. Default:
-    /// no, at no cost.
-    pub verify_checksums: bool,
-    /// Addresses of the peer (the sender) and of the stack.
-    pub ends: Ends,
+crate::settings! {
+    /// Builds the configuration of a simulated peer.
+    ///
+    /// ```
+    /// use dominoes_drivers::memory::peer::{Payload, PeerConfig, PeerDevice, Role};
+    ///
+    /// let config = PeerConfig::new(Role::Both)
+    ///     .segment_bytes(512)
+    ///     .connections(3)
+    ///     .timestamps(true)
+    ///     .payload(Payload::Marked(b"pattern".to_vec()))
+    ///     .expected(b"what the stack sends, again and again".to_vec());
+    /// let (_device, peer) = PeerDevice::new(config)?;
+    /// assert_eq!(peer.received_bytes(2), 0);
+    /// assert!(PeerDevice::new(PeerConfig::new(Role::Sender).connections(0)).is_err());
+    /// # Ok::<(), dominoes_drivers::memory::peer::PeerConfigError>(())
+    /// ```
+    #[derive(Clone, Debug)]
+    pub struct PeerConfig {
+        /// The role of the peer. Default: both.
+        pub role: Role = Role::Both => none;
+        /// Payload bytes of a segment from the peer, and the MSS that it announces: 4 to 65,483. A
+        /// value that does not fit an MTU of 1500 raises the MTU of the device. Default 1448.
+        pub segment_bytes: usize = 1448;
+        /// Number of connections: 1 to 32,768. The peer opens them one after the other, on ports
+        /// from that of [`ends`](Self::ends) upward. Default 1.
+        pub connections: usize = 1;
+        /// With several connections, the number of consecutive segments of one connection: 1 to
+        /// 65,536. With 1, successive segments belong to different connections. Default 8.
+        pub burst: usize = 8;
+        /// Frames with payload in circulation: 1 to 4,194,304, and at least one for each payload of
+        /// a round. Each takes [`buffer_bytes`](Self::buffer_bytes). If they exceed a cache, they
+        /// drop out of it, as the frames of a network card do. Default 1024.
+        pub pool_frames: usize = 1024;
+        /// Buffer length of each of these frames, in bytes: at least the length of the frame and
+        /// 113, at most 131,072. `None`, the default: whole cache lines less what the allocator
+        /// usually stores beside them.
+        pub buffer_bytes: Option<usize> = None => some usize;
+        /// Whether segments of both directions carry timestamps (RFC 7323). Default: no.
+        pub timestamps: bool = false;
+        /// Whether the device offers checksum offload: it reports checksums of received frames as
+        /// valid and accepts partial ones. Default: no, the stack verifies and computes checksums.
+        pub checksum_offload: bool = false;
+        /// The payload of the peer's segments.
+        pub payload: Payload = Payload::default();
+        /// One period of the stream that the stack sends on every connection. Empty, the default:
+        /// payload is not compared.
+        pub expected: Vec<u8> = Vec::new();
+        /// The transformation that the stack applies to that stream. Default: none.
+        pub encoding: Option<Encoding> = None => some Encoding;
+        /// Whether the TCP checksum of every segment is compared with that of the expected bytes,
+        /// also while [`PeerHandle::verify`](super::PeerHandle::verify) is off. The peer computes
+        /// the sums of the stream in advance, so it does not read the payload. Not possible for
+        /// [`Role::Free`] or with an encoding, since their sums are unknown; partial checksums are
+        /// skipped. Default: no, at no cost.
+        pub verify_checksums: bool = false;
+        /// Addresses of the peer (the sender) and of the stack.
+        pub ends: Ends = Ends::default();
+    }
 }
 
 impl PeerConfig {
@@ -139,103 +140,8 @@ impl PeerConfig {
     pub fn new(role: Role) -> Self {
         PeerConfig {
             role,
-            segment_bytes: 1448,
-            connections: 1,
-            burst: 8,
-            pool_frames: 1024,
-            buffer_bytes: None,
-            timestamps: false,
-            checksum_offload: false,
-            payload: Payload::default(),
-            expected: Vec::new(),
-            encoding: None,
-            verify_checksums: false,
-            ends: Ends::default(),
+            ..PeerConfig::default()
         }
-    }
-
-    /// Sets [`segment_bytes`](Self::segment_bytes).
-    #[must_use]
-    pub fn segment_bytes(mut self, bytes: usize) -> Self {
-        self.segment_bytes = bytes;
-        self
-    }
-
-    /// Sets [`connections`](Self::connections).
-    #[must_use]
-    pub fn connections(mut self, connections: usize) -> Self {
-        self.connections = connections;
-        self
-    }
-
-    /// Sets [`burst`](Self::burst).
-    #[must_use]
-    pub fn burst(mut self, segments: usize) -> Self {
-        self.burst = segments;
-        self
-    }
-
-    /// Sets [`pool_frames`](Self::pool_frames).
-    #[must_use]
-    pub fn pool_frames(mut self, frames: usize) -> Self {
-        self.pool_frames = frames;
-        self
-    }
-
-    /// Sets [`buffer_bytes`](Self::buffer_bytes).
-    #[must_use]
-    pub fn buffer_bytes(mut self, bytes: usize) -> Self {
-        self.buffer_bytes = Some(bytes);
-        self
-    }
-
-    /// Sets [`timestamps`](Self::timestamps).
-    #[must_use]
-    pub fn timestamps(mut self, carried: bool) -> Self {
-        self.timestamps = carried;
-        self
-    }
-
-    /// Sets [`checksum_offload`](Self::checksum_offload).
-    #[must_use]
-    pub fn checksum_offload(mut self, offered: bool) -> Self {
-        self.checksum_offload = offered;
-        self
-    }
-
-    /// Sets [`payload`](Self::payload).
-    #[must_use]
-    pub fn payload(mut self, payload: Payload) -> Self {
-        self.payload = payload;
-        self
-    }
-
-    /// Sets [`expected`](Self::expected).
-    #[must_use]
-    pub fn expected(mut self, stream: Vec<u8>) -> Self {
-        self.expected = stream;
-        self
-    }
-
-    /// Sets [`encoding`](Self::encoding).
-    #[must_use]
-    pub fn encoding(mut self, encoding: Encoding) -> Self {
-        self.encoding = Some(encoding);
-        self
-    }
-
-    /// Sets [`verify_checksums`](Self::verify_checksums).
-    #[must_use]
-    pub fn verify_checksums(mut self, on: bool) -> Self {
-        self.verify_checksums = on;
-        self
-    }
-
-    /// Sets [`ends`](Self::ends).
-    #[must_use]
-    pub fn ends(mut self, ends: Ends) -> Self {
-        self.ends = ends;
-        self
     }
 
     /// Length of all headers of a segment, in bytes.

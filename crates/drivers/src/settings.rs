@@ -1,0 +1,77 @@
+//! The macro that declares structs of settings. `dominoes-proto` has the same file by a symbolic
+//! link, since neither crate depends on the other.
+
+/// Declares a struct of settings, its `Default`, and a method for each field, which sets it and
+/// returns the struct: so other crates can build it, although fields may be added.
+///
+/// A field has a default. Behind that may stand the values that it can have, and how to say them,
+/// which `out_of_range` checks. At the end may stand what its method takes instead of a value:
+/// `=> into` what converts into it, `=> some T` what `Some` holds; with `=> none` there is no method.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! settings {
+    (
+        $(#[$about:meta])*
+        pub struct $name:ident {$(
+            $(#[doc = $doc:literal])*
+            $(#[cfg($($cfg:tt)*)])?
+            $(#[cfg_attr($($attribute:tt)*)])?
+            pub $field:ident: $type:ty = $default:expr
+            $(, $values:expr, $allowed:literal)? $(=> $how:ident $($inner:ty)?)?;
+        )*}
+    ) => {
+        $(#[$about])*
+        #[non_exhaustive]
+        pub struct $name {$(
+            $(#[doc = $doc])*
+            $(#[cfg($($cfg)*)] #[doc(hidden)])?
+            $(#[cfg_attr($($attribute)*)])?
+            pub $field: $type,
+        )*}
+
+        impl Default for $name {
+            fn default() -> Self {
+                $name {$($(#[cfg($($cfg)*)])? $field: $default,)*}
+            }
+        }
+
+        impl $name {
+            $(
+                $(#[cfg($($cfg)*)])?
+                $crate::settings! { @$($how)? $field: $type $(= $($inner)?)? }
+            )*
+
+            /// The first field whose value is not allowed, the value, and what is allowed.
+            #[allow(dead_code, reason = "not every struct has ranges")]
+            fn out_of_range(&self) -> Option<(&'static str, u64, &'static str)> {
+                $($(
+                    if !$values.contains(&self.$field) {
+                        let field = concat!(stringify!($name), "::", stringify!($field));
+                        return Some((field, self.$field as u64, $allowed));
+                    }
+                )?)*
+                None
+            }
+        }
+    };
+    (@none $($rest:tt)*) => {};
+    (@into $field:ident: $type:ty =) => {
+        $crate::settings! { @set $field: impl Into<$type>, $field.into() }
+    };
+    (@some $field:ident: $type:ty = $inner:ty) => {
+        $crate::settings! { @set $field: $inner, Some($field) }
+    };
+    (@$field:ident: $type:ty) => {
+        $crate::settings! { @set $field: $type, $field }
+    };
+    (@set $field:ident: $type:ty, $value:expr) => {
+        #[doc = concat!(
+            "Sets [`", stringify!($field), "`](Self#structfield.", stringify!($field), ").",
+        )]
+        #[must_use]
+        pub fn $field(mut self, $field: $type) -> Self {
+            self.$field = $value;
+            self
+        }
+    };
+}
