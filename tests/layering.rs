@@ -161,7 +161,7 @@ const ROOMS: [Room; 25] = [
 const TESTED_FROM_ABOVE: [(&str, &str); 1] = [("crates/netstack/src/socket/framed.rs", "stack")];
 
 /// Macros of the lower floors, which Rust places at the root of their crate.
-const MACROS: [&str; 2] = ["counters", "setters"];
+const MACROS: [&str; 2] = ["counters", "settings"];
 
 /// The crates whose modules are rooms: the lower floors, and the floors above.
 const PROTO: &str = "dominoes_proto";

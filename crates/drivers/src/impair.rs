@@ -57,17 +57,12 @@ crate::settings! {
 }
 
 impl LinkConfig {
-    /// Sets [`rate`](Self::rate), in bits per second, and [`queue`](Self::queue), in bytes.
-    pub fn rate(mut self, rate: u64, queue: u64) -> Self {
-        self.rate = rate;
-        self.queue = queue;
-        self
-    }
+    crate::settings! {
+        /// Sets [`rate`](Self::rate), in bits per second, and [`queue`](Self::queue), in bytes.
+        fn rate(self, rate: u64, queue: u64) { self.rate = rate; self.queue = queue }
 
-    /// Sets the seed of the faults and the jitter.
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.faults.seed = seed;
-        self
+        /// Sets the seed of the faults and the jitter.
+        fn seed(self, seed: u64) { self.faults.seed = seed }
     }
 }
 

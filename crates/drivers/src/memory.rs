@@ -63,29 +63,26 @@ crate::settings! {
 }
 
 impl MemoryConfig {
-    /// Sets [`macs`](Self::macs).
-    pub fn macs(mut self, first: [u8; 6], second: [u8; 6]) -> Self {
-        self.macs = [first, second];
-        self
-    }
+    crate::settings! {
+        /// Sets [`macs`](Self::macs).
+        fn macs(self, first: [u8; 6], second: [u8; 6]) { self.macs = [first, second] }
 
-    /// Sets the same [`faults`](Self::faults) in both directions; the second direction gets
-    /// another seed, derived from `faults.seed`.
-    pub fn faults(mut self, faults: Faults) -> Self {
-        self.faults = [
-            faults.clone(),
-            Faults {
-                seed: faults.seed ^ 0x5bf0_3635_dcd1_e6a3,
-                ..faults
-            },
-        ];
-        self
-    }
+        /// Sets the same [`faults`](Self::faults) in both directions; the second direction gets
+        /// another seed, derived from `faults.seed`.
+        fn faults(self, faults: Faults) {
+            self.faults = [
+                faults.clone(),
+                Faults {
+                    seed: faults.seed ^ 0x5bf0_3635_dcd1_e6a3,
+                    ..faults
+                },
+            ];
+        }
 
-    /// Sets the faults on the way to the first device and to the second.
-    pub fn faults_each_way(mut self, to_first: Faults, to_second: Faults) -> Self {
-        self.faults = [to_first, to_second];
-        self
+        /// Sets the faults on the way to the first device and to the second.
+        fn faults_each_way(self, to_first: Faults, to_second: Faults) {
+            self.faults = [to_first, to_second];
+        }
     }
 
     fn capabilities(&self, name: &str) -> Capabilities {

@@ -1,12 +1,15 @@
-//! The macro that declares structs of settings. `dominoes-proto` has the same file by a symbolic
-//! link, since neither crate depends on the other.
+//! The macro that declares settings. `dominoes-proto` has the same file by a symbolic link, since
+//! neither crate depends on the other.
 
-/// Declares a struct of settings, its `Default`, and a method for each field, which sets it and
-/// returns the struct: so other crates can build it, although fields may be added.
+/// Declares settings: of a struct, or in an `impl` the methods that set something in other ways.
 ///
-/// A field has a default. Behind that may stand the values that it can have, and how to say them,
-/// which `out_of_range` checks. At the end may stand what its method takes instead of a value:
-/// `=> into` what converts into it, `=> some T` what `Some` holds; with `=> none` there is no method.
+/// A struct gets its `Default`, and a method for each field that sets it and returns the struct: so
+/// other crates can build it, although fields may be added. A field has its default, and behind
+/// that may have the values that `out_of_range` allows, and how to say them. The end says what its
+/// method takes instead of a value: `=> into` what converts into it, `=> some T` what `Some` holds;
+/// with `=> none` there is no method.
+///
+/// A method is written without `mut`, and without what it returns: the struct.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! settings {
@@ -46,14 +49,25 @@ macro_rules! settings {
             fn out_of_range(&self) -> Option<(&'static str, u64, &'static str)> {
                 $($(
                     if !$values.contains(&self.$field) {
-                        let field = concat!(stringify!($name), "::", stringify!($field));
-                        return Some((field, self.$field as u64, $allowed));
+                        let name = concat!(stringify!($name), "::", stringify!($field));
+                        return Some((name, self.$field as u64, $allowed));
                     }
                 )?)*
                 None
             }
         }
     };
+    ($(
+        $(#[$about:meta])*
+        fn $name:ident($self:ident $(, $argument:ident: $type:ty)*) $body:block
+    )+) => {$(
+        $(#[$about])*
+        #[must_use]
+        pub fn $name(mut $self $(, $argument: $type)*) -> Self {
+            $body
+            $self
+        }
+    )+};
     (@none $($rest:tt)*) => {};
     (@into $field:ident: $type:ty =) => {
         $crate::settings! { @set $field: impl Into<$type>, $field.into() }

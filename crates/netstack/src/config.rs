@@ -61,4 +61,4 @@
 pub use dominoes_proto::config::{
     CongestionControl, Ecn, Keepalive, Limits, Settings, TcpPolicy, Tuning,
 };
-pub(crate) use dominoes_proto::config::{setters, tx_chunk};
+pub(crate) use dominoes_proto::config::{PowersOfTwo, tx_chunk};

@@ -374,9 +374,10 @@ impl ByHand {
         Ok(replica)
     }
 
-    /// Lets replicas work that were [added](Self::add_replica) and have their copy of the state.
-    /// Returns how many.
+    /// Lets replicas work that were [added](Self::add_replica) and have their copy of the state,
+    /// and ends those that have left. Returns how many were let in.
     pub fn admit(&mut self) -> usize {
+        self.workers.retain_mut(|worker| worker.attend());
         let before = self.workers.len();
         let workers = &mut self.workers;
         self.joining.retain_mut(|joining| {
@@ -388,7 +389,8 @@ impl ByHand {
         self.workers.len() - before
     }
 
-    /// Asks the replica in the last slot to leave: it performs its share first. Returns its slot.
+    /// Asks the replica in the last slot to leave: it performs its share first, and
+    /// [`admit`](Self::admit) ends it then. Returns its slot.
     ///
     /// # Errors
     /// If there is no log, or no other replica would be left.

@@ -1,7 +1,6 @@
 //! A running stack: threads that drive a variant over a device.
 
 mod close;
-mod interface;
 mod threads;
 
 use crate::clock::now;
@@ -30,9 +29,20 @@ use crate::variants::groups::INBOX;
 use crate::variants::{ByHand, Handle, Setup, VariantKind, interfaces};
 use threads::Threads;
 
-use interface::Attached;
-pub use interface::Interface;
-pub(crate) use interface::parse_cidr;
+pub use crate::io::setup::Interface;
+pub(crate) use crate::io::setup::parse_cidr;
+
+/// An interface and its device.
+struct Attached {
+    interface: Interface,
+    device: Box<dyn Device>,
+}
+
+impl core::fmt::Debug for Attached {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.interface.fmt(f)
+    }
+}
 
 /// Puts a stack together.
 ///
@@ -69,291 +79,218 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Adds an address with the prefix of its network, such as `2001:db8::1/64`; up to 64 of each
-    /// family. With several IPv4 addresses, a packet has the one on the network of its next hop, or
-    /// else the first. The first IPv6 address turns IPv6 on, with [`Ipv6Config::default`] unless
-    /// [`ipv6`](Self::ipv6) is called.
-    ///
-    /// ```
-    /// use dominoes_drivers::memory::{self, MemoryConfig};
-    /// use dominoes_netstack::Stack;
-    ///
-    /// let (left, right) = memory::pair(MemoryConfig::default());
-    /// let server = Stack::builder("10.0.0.1/24").address("2001:db8::1/64").start(left)?;
-    /// let client = Stack::builder("2001:db8::2/64").start(right)?;
-    ///
-    /// let listener = server.listen(7, 16)?;
-    /// // It begins when it is known that no other host has the client's address.
-    /// let ours = client.connect("[2001:db8::1]:7")?;
-    /// let (_theirs, from) = listener.accept()?;
-    /// assert_eq!(from, ours.local_addr()?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    pub fn address(mut self, address: &str) -> Self {
-        self.interface = self.interface.address(address);
-        self
-    }
+    dominoes_proto::settings! {
+        /// Adds an address with the prefix of its network, such as `2001:db8::1/64`; up to 64 of
+        /// each family. With several IPv4 addresses, a packet has the one on the network of its
+        /// next hop, or else the first. The first IPv6 address turns IPv6 on, with
+        /// [`Ipv6Config::default`] unless [`ipv6`](Self::ipv6) is called.
+        ///
+        /// ```
+        /// use dominoes_drivers::memory::{self, MemoryConfig};
+        /// use dominoes_netstack::Stack;
+        ///
+        /// let (left, right) = memory::pair(MemoryConfig::default());
+        /// let server = Stack::builder("10.0.0.1/24").address("2001:db8::1/64").start(left)?;
+        /// let client = Stack::builder("2001:db8::2/64").start(right)?;
+        ///
+        /// let listener = server.listen(7, 16)?;
+        /// // It begins when it is known that no other host has the client's address.
+        /// let ours = client.connect("[2001:db8::1]:7")?;
+        /// let (_theirs, from) = listener.accept()?;
+        /// assert_eq!(from, ours.local_addr()?);
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        fn address(self, address: &str) { self.interface = self.interface.address(address) }
 
-    /// Sets how the stack takes part in IPv6. Default: not at all, unless it has an IPv6 address.
-    #[must_use]
-    pub fn ipv6(mut self, ipv6: Ipv6Config) -> Self {
-        self.interface = self.interface.ipv6(ipv6);
-        self
-    }
+        /// Sets how the stack takes part in IPv6. Default: not at all, unless it has an IPv6
+        /// address.
+        fn ipv6(self, ipv6: Ipv6Config) { self.interface = self.interface.ipv6(ipv6) }
 
-    /// Sets the gateway for destinations without a route. The first gateway of each family counts.
-    /// Starting fails if it is on no network of the interface. Default: none for IPv4, and the
-    /// routers that advertise themselves for IPv6.
-    #[must_use]
-    pub fn gateway(mut self, gateway: IpAddr) -> Self {
-        self.interface = self.interface.gateway(gateway);
-        self
-    }
+        /// Sets the gateway for destinations without a route. The first gateway of each family
+        /// counts. Starting fails if it is on no network of the interface. Default: none for IPv4,
+        /// and the routers that advertise themselves for IPv6.
+        fn gateway(self, gateway: IpAddr) { self.interface = self.interface.gateway(gateway) }
 
-    /// Adds a network that a neighbour forwards to. The route with the longest prefix is taken, and
-    /// among equal ones that with the lowest metric.
-    #[must_use]
-    pub fn route(mut self, route: Route) -> Self {
-        self.interface = self.interface.route(route);
-        self
-    }
+        /// Adds a network that a neighbour forwards to. The route with the longest prefix is taken,
+        /// and among equal ones that with the lowest metric.
+        fn route(self, route: Route) { self.interface = self.interface.route(route) }
 
-    /// Takes packets to every address of a single host as ours, of each family in which the
-    /// interface has an address: connections, datagrams and echo requests, also those to addresses
-    /// of other interfaces of the stack. Link-local addresses, groups, and addresses that no host
-    /// may have stay excluded. A listener that is bound to no address takes connections to all of
-    /// them; [`Sockets::listen_any`] takes those to all ports. A connection may also come
-    /// [from](Sockets::begin_connect_from) any address.
-    ///
-    /// The interface does not answer ARP and neighbor discovery for these addresses: on Ethernet,
-    /// routers must lead to it. On links without Ethernet (`tun`), a prefix of length 0 makes all
-    /// hosts neighbors. AF_XDP must redirect everything. Default: no.
-    #[must_use]
-    pub fn any_address(mut self) -> Self {
-        self.interface = self.interface.any_address();
-        self
-    }
+        /// Takes packets to every address of a single host as ours, of each family in which the
+        /// interface has an address: connections, datagrams and echo requests, also those to
+        /// addresses of other interfaces of the stack. Link-local addresses, groups, and addresses
+        /// that no host may have stay excluded. A listener that is bound to no address takes
+        /// connections to all of them; [`Sockets::listen_any`] takes those to all ports. A
+        /// connection may also come [from](Sockets::begin_connect_from) any address.
+        ///
+        /// The interface does not answer ARP and neighbor discovery for these addresses: on
+        /// Ethernet, routers must lead to it. On links without Ethernet (`tun`), a prefix of length
+        /// 0 makes all hosts neighbors. AF_XDP must redirect everything. Default: no.
+        fn any_address(self) { self.interface = self.interface.any_address() }
 
-    /// Adds an interface with its own device, and with as many groups and threads as the first one.
-    /// All interfaces share the sockets: see [`Interface`].
-    ///
-    /// ```
-    /// use dominoes_drivers::memory::{self, MemoryConfig};
-    /// use dominoes_netstack::{Interface, Stack};
-    ///
-    /// let pair = || memory::pair(MemoryConfig::default());
-    /// let ((left, left_end), (right, right_end)) = (pair(), pair());
-    /// let server = Stack::builder("10.0.1.1/24")
-    ///     .interface(Interface::new("10.0.2.1/24").address("2001:db8:2::1/64"), right)
-    ///     .start(left)?;
-    /// let listener = server.listen(7, 16)?;
-    /// let near = Stack::builder("10.0.1.2/24").start(left_end)?;
-    /// let far = Stack::builder("10.0.2.2/24").start(right_end)?;
-    /// let _clients = [near.connect("10.0.1.1:7")?, far.connect("10.0.2.1:7")?];
-    /// let (_, first) = listener.accept()?;
-    /// let (_, second) = listener.accept()?;
-    /// assert_ne!(first.ip(), second.ip());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    pub fn interface(mut self, interface: Interface, device: impl Device + 'static) -> Self {
-        self.others.push(Attached {
-            interface,
-            device: Box::new(device),
-        });
-        self
-    }
+        /// Adds an interface with its own device, and with as many groups and threads as the first
+        /// one. All interfaces share the sockets: see [`Interface`].
+        ///
+        /// ```
+        /// use dominoes_drivers::memory::{self, MemoryConfig};
+        /// use dominoes_netstack::{Interface, Stack};
+        ///
+        /// let pair = || memory::pair(MemoryConfig::default());
+        /// let ((left, left_end), (right, right_end)) = (pair(), pair());
+        /// let server = Stack::builder("10.0.1.1/24")
+        ///     .interface(Interface::new("10.0.2.1/24").address("2001:db8:2::1/64"), right)
+        ///     .start(left)?;
+        /// let listener = server.listen(7, 16)?;
+        /// let near = Stack::builder("10.0.1.2/24").start(left_end)?;
+        /// let far = Stack::builder("10.0.2.2/24").start(right_end)?;
+        /// let _clients = [near.connect("10.0.1.1:7")?, far.connect("10.0.2.1:7")?];
+        /// let (_, first) = listener.accept()?;
+        /// let (_, second) = listener.accept()?;
+        /// assert_ne!(first.ip(), second.ip());
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        fn interface(self, interface: Interface, device: impl Device + 'static) {
+            self.others.push(Attached {
+                interface,
+                device: Box::new(device),
+            });
+        }
 
-    /// Sets the variant. Default: [`VariantKind::Single`] if there is one thread and no other can
-    /// join, else [`VariantKind::Replicated`].
-    ///
-    /// ```
-    /// use dominoes_drivers::memory::{self, MemoryConfig};
-    /// use dominoes_netstack::{Stack, VariantKind};
-    ///
-    /// let (device, _peer) = memory::pair(MemoryConfig::default());
-    /// let builder = Stack::builder("10.0.0.1/24").variant(VariantKind::Single);
-    /// let refused = builder.replicas(2).start(device).unwrap_err();
-    /// assert_eq!(
-    ///     refused.to_string(),
-    ///     "more than one thread cannot be had with single; \
-    ///      set `replicas` to 1, or choose another variant"
-    /// );
-    /// ```
-    #[must_use]
-    pub fn variant(mut self, variant: VariantKind) -> Self {
-        self.variant = Some(variant);
-        self
-    }
+        /// Sets the variant. Default: [`VariantKind::Single`] if there is one thread and no other
+        /// can join, else [`VariantKind::Replicated`].
+        ///
+        /// ```
+        /// use dominoes_drivers::memory::{self, MemoryConfig};
+        /// use dominoes_netstack::{Stack, VariantKind};
+        ///
+        /// let (device, _peer) = memory::pair(MemoryConfig::default());
+        /// let builder = Stack::builder("10.0.0.1/24").variant(VariantKind::Single);
+        /// let refused = builder.replicas(2).start(device).unwrap_err();
+        /// assert_eq!(
+        ///     refused.to_string(),
+        ///     "more than one thread cannot be had with single; \
+        ///      set `replicas` to 1, or choose another variant"
+        /// );
+        /// ```
+        fn variant(self, variant: VariantKind) { self.variant = Some(variant) }
 
-    /// Sets how many threads run the stack. Each has a copy of the state, unless another
-    /// [`variant`](Self::variant) is chosen. One thread alone runs without a log. Default 1.
-    #[must_use]
-    pub fn replicas(mut self, replicas: usize) -> Self {
-        self.layout.replicas = replicas;
-        self
-    }
+        /// Sets how many threads run the stack. Each has a copy of the state, unless another
+        /// [`variant`](Self::variant) is chosen. One thread alone runs without a log. Default 1.
+        fn replicas(self, replicas: usize) { self.layout.replicas = replicas }
 
-    /// Lets the stack choose how many of up to `most` threads work. It begins with
-    /// [`replicas`](Self::replicas), adds a thread when these are busy, and parks one that does not
-    /// improve throughput. A parked thread sleeps and has no copy of the state, so if the only
-    /// active thread fails, the connections end. Default: all threads work.
-    #[must_use]
-    pub fn replicas_up_to(mut self, most: usize) -> Self {
-        self.layout.replica_slots = most;
-        self.layout.autoscale = true;
-        self
-    }
+        /// Lets the stack choose how many of up to `most` threads work. It begins with
+        /// [`replicas`](Self::replicas), adds a thread when these are busy, and parks one that does
+        /// not improve throughput. A parked thread sleeps and has no copy of the state, so if the
+        /// only active thread fails, the connections end. Default: all threads work.
+        fn replicas_up_to(self, most: usize) {
+            self.layout.replica_slots = most;
+            self.layout.autoscale = true;
+        }
 
-    /// Sets how many groups run side by side over each interface, each with `replicas` threads and
-    /// its own connections. From 1 to [`MAX_GROUPS`](crate::MAX_GROUPS) over all interfaces.
-    /// Default 1.
-    ///
-    /// Each group works as a complete stack, `single` or replicated. A keyed hash of a connection's
-    /// flow selects its group, which gets all segments of the flow. Groups share only the socket
-    /// table, where connections are opened and accepted, so light connections spread over cores
-    /// without contention.
-    ///
-    /// ```text
-    ///              +-> part 0 -> group 0: its pumps, state, streams --+
-    /// device --+---+-> part 1 -> group 1                              +--> socket table
-    ///   hash of the flow  ...                                         |
-    ///              +-> all parts: ARP, ICMP errors, fragments         +
-    /// ```
-    ///
-    /// - For an active open, the stack chooses a port whose flow hashes to the group that opens the
-    ///   connection, so the answers arrive there. Groups take turns.
-    /// - A UDP socket has queues in every group. The datagrams of a peer, sent and received, go
-    ///   through the group of their flow; broadcast and multicast datagrams arrive in the first
-    ///   group.
-    /// - Frames of other protocols, such as ARP and ICMP errors, reach all groups, since each group
-    ///   has its own neighbour cache and path MTUs; only the first group answers them. Echo requests
-    ///   go to the first group alone.
-    /// - Fragments reach all groups, since only the first fragment of a datagram names its flow.
-    ///   After reassembly, a group drops a datagram that belongs to another group.
-    ///
-    /// Limits hold for each group, except that [`Limits::out_of_order`] is divided among them.
-    ///
-    #[must_use]
-    pub fn groups(mut self, groups: usize) -> Self {
-        self.groups = groups;
-        self
-    }
+        /// Sets how many groups run side by side over each interface, each with `replicas` threads
+        /// and its own connections. From 1 to [`MAX_GROUPS`](crate::MAX_GROUPS) over all
+        /// interfaces. Default 1.
+        ///
+        /// Each group works as a complete stack, `single` or replicated. A keyed hash of a
+        /// connection's flow selects its group, which gets all segments of the flow. Groups share
+        /// only the socket table, where connections are opened and accepted, so light connections
+        /// spread over cores without contention.
+        ///
+        /// ```text
+        ///              +-> part 0 -> group 0: its pumps, state, streams --+
+        /// device --+---+-> part 1 -> group 1                              +--> socket table
+        ///   hash of the flow  ...                                         |
+        ///              +-> all parts: ARP, ICMP errors, fragments         +
+        /// ```
+        ///
+        /// - For an active open, the stack chooses a port whose flow hashes to the group that opens
+        ///   the connection, so the answers arrive there. Groups take turns.
+        /// - A UDP socket has queues in every group. The datagrams of a peer, sent and received, go
+        ///   through the group of their flow; broadcast and multicast datagrams arrive in the first
+        ///   group.
+        /// - Frames of other protocols, such as ARP and ICMP errors, reach all groups, since each
+        ///   group has its own neighbour cache and path MTUs; only the first group answers them.
+        ///   Echo requests go to the first group alone.
+        /// - Fragments reach all groups, since only the first fragment of a datagram names its
+        ///   flow. After reassembly, a group drops a datagram that belongs to another group.
+        ///
+        /// Limits hold for each group, except that [`Limits::out_of_order`] is divided among them.
+        fn groups(self, groups: usize) { self.groups = groups }
 
-    /// Sets how many threads there can be after others are [added](Stack::add_replica). Default:
-    /// as many as at the start.
-    #[must_use]
-    pub fn replica_slots(mut self, slots: usize) -> Self {
-        self.layout.replica_slots = slots;
-        self
-    }
+        /// Sets how many threads there can be after others are [added](Stack::add_replica).
+        /// Default: as many as at the start.
+        fn replica_slots(self, slots: usize) { self.layout.replica_slots = slots }
 
-    /// Pins thread i to core `cores[i]`, if that is given; the threads of the first group come
-    /// first. Starting fails if this process may not use the core. Default: no thread is pinned.
-    #[must_use]
-    pub fn pin(mut self, cores: &[usize]) -> Self {
-        self.cores = cores.to_vec();
-        self
-    }
+        /// Pins thread i to core `cores[i]`, if that is given; the threads of the first group come
+        /// first. Starting fails if this process may not use the core. Default: no thread is
+        /// pinned.
+        fn pin(self, cores: &[usize]) { self.cores = cores.to_vec() }
 
-    /// Sets [`Limits::connections`] of each group: how many connections can exist at a time.
-    /// Default 16,384.
-    ///
-    /// ```
-    /// use dominoes_drivers::memory::{self, MemoryConfig};
-    /// use dominoes_netstack::Stack;
-    ///
-    /// let (device, _peer) = memory::pair(MemoryConfig::default());
-    /// let stack = Stack::builder("10.0.0.1/24").connections(50_000).start(device)?;
-    /// assert_eq!(stack.limits().connections, 50_000);
-    /// assert_eq!(stack.stats().state.table_full, 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    pub fn connections(mut self, connections: u32) -> Self {
-        self.limits.connections = connections;
-        self
-    }
+        /// Sets [`Limits::connections`] of each group: how many connections can exist at a time.
+        /// Default 16,384.
+        ///
+        /// ```
+        /// use dominoes_drivers::memory::{self, MemoryConfig};
+        /// use dominoes_netstack::Stack;
+        ///
+        /// let (device, _peer) = memory::pair(MemoryConfig::default());
+        /// let stack = Stack::builder("10.0.0.1/24").connections(50_000).start(device)?;
+        /// assert_eq!(stack.limits().connections, 50_000);
+        /// assert_eq!(stack.stats().state.table_full, 0);
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        fn connections(self, connections: u32) { self.limits.connections = connections }
 
-    /// Sets [`Limits::tcp`]: how connections behave where the standards leave a choice.
-    #[must_use]
-    pub fn tcp(mut self, policy: TcpPolicy) -> Self {
-        self.limits.tcp = policy;
-        self
-    }
+        /// Sets [`Limits::tcp`]: how connections behave where the standards leave a choice.
+        fn tcp(self, policy: TcpPolicy) { self.limits.tcp = policy }
 
-    /// Sets buffer sizes and other bounds of each group, and so replaces earlier values of
-    /// [`connections`](Self::connections) and [`tcp`](Self::tcp).
-    #[must_use]
-    pub fn limits(mut self, limits: Limits) -> Self {
-        self.limits = limits;
-        self
-    }
+        /// Sets buffer sizes and other bounds of each group, and so replaces earlier values of
+        /// [`connections`](Self::connections) and [`tcp`](Self::tcp).
+        fn limits(self, limits: Limits) { self.limits = limits }
 
-    /// Sets the policy that assigns requests and frames to replicas. Default:
-    /// [`Primaries::ByPublisher`].
-    #[must_use]
-    pub fn primaries(mut self, primaries: Primaries) -> Self {
-        self.layout.primaries = primaries;
-        self
-    }
+        /// Sets the policy that assigns requests and frames to replicas. Default:
+        /// [`Primaries::ByPublisher`].
+        fn primaries(self, primaries: Primaries) { self.layout.primaries = primaries }
 
-    /// Sets whether replicas vote before they perform. If they do, a replica copies no payload and
-    /// sends no frame until a majority has posted the same fingerprint of the state, at every
-    /// position of the log. Default: no.
-    ///
-    /// With three or more replicas, a bit that flips in the memory of one does no harm outside,
-    /// because that replica is not in the majority. Two replicas have no majority, and both
-    /// continue. A vote costs one fingerprint per request, and a late replica delays the others if
-    /// they are no majority without it.
-    ///
-    /// ```
-    /// use dominoes_drivers::memory::{self, MemoryConfig};
-    /// use dominoes_netstack::Stack;
-    /// use std::io::{Read, Write};
-    ///
-    /// let (left, right) = memory::pair(MemoryConfig::default());
-    /// let server = Stack::builder("10.0.0.1/24").replicas(3).confirm(true).start(left)?;
-    /// let client = Stack::builder("10.0.0.2/24").start(right)?;
-    ///
-    /// let listener = server.listen(7, 16)?;
-    /// let mut ours = client.connect("10.0.0.1:7")?;
-    /// let (mut theirs, _) = listener.accept()?;
-    /// ours.write_all(b"hello")?;
-    /// theirs.read_exact(&mut [0; 5])?;
-    /// assert_eq!(server.stats().membership.repaired, 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    pub fn confirm(mut self, confirm: bool) -> Self {
-        self.layout.confirm = confirm;
-        self
-    }
+        /// Sets whether replicas vote before they perform. If they do, a replica copies no payload
+        /// and sends no frame until a majority has posted the same fingerprint of the state, at
+        /// every position of the log. Default: no.
+        ///
+        /// With three or more replicas, a bit that flips in the memory of one does no harm outside,
+        /// because that replica is not in the majority. Two replicas have no majority, and both
+        /// continue. A vote costs one fingerprint per request, and a late replica delays the others
+        /// if they are no majority without it.
+        ///
+        /// ```
+        /// use dominoes_drivers::memory::{self, MemoryConfig};
+        /// use dominoes_netstack::Stack;
+        /// use std::io::{Read, Write};
+        ///
+        /// let (left, right) = memory::pair(MemoryConfig::default());
+        /// let server = Stack::builder("10.0.0.1/24").replicas(3).confirm(true).start(left)?;
+        /// let client = Stack::builder("10.0.0.2/24").start(right)?;
+        ///
+        /// let listener = server.listen(7, 16)?;
+        /// let mut ours = client.connect("10.0.0.1:7")?;
+        /// let (mut theirs, _) = listener.accept()?;
+        /// ours.write_all(b"hello")?;
+        /// theirs.read_exact(&mut [0; 5])?;
+        /// assert_eq!(server.stats().membership.repaired, 0);
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        fn confirm(self, confirm: bool) { self.layout.confirm = confirm }
 
-    /// How replicas share their work: sizes of chunks, and when one is late. Default:
-    /// [`GroupTuning::default`], for a replica per core of one machine.
-    #[must_use]
-    pub fn tuning(mut self, tuning: GroupTuning) -> Self {
-        self.layout.tuning = tuning;
-        self
-    }
+        /// How replicas share their work: sizes of chunks, and when one is late. Default:
+        /// [`GroupTuning::default`], for a replica per core of one machine.
+        fn tuning(self, tuning: GroupTuning) { self.layout.tuning = tuning }
 
-    /// Sets the key of every number that outsiders must not predict: sequence numbers, timestamps,
-    /// identifications, ports of connections, cookies. With the same key a run can be repeated.
-    /// Default: a new random key at every start, which a server needs. UDP ports always depend on a
-    /// random number of the start as well.
-    #[must_use]
-    pub fn secret(mut self, secret: [u64; 2]) -> Self {
-        self.secret = Some(secret);
-        self
-    }
+        /// Sets the key of every number that outsiders must not predict: sequence numbers,
+        /// timestamps, identifications, ports of connections, cookies. With the same key a run can
+        /// be repeated. Default: a new random key at every start, which a server needs. UDP ports
+        /// always depend on a random number of the start as well.
+        fn secret(self, secret: [u64; 2]) { self.secret = Some(secret) }
 
-    /// Records the log.
-    #[must_use]
-    pub fn record(mut self, recorder: Recorder) -> Self {
-        self.recorder = Some(recorder);
-        self
+        /// Records the log.
+        fn record(self, recorder: Recorder) { self.recorder = Some(recorder) }
     }
 
     /// Starts the stack over `device`.
@@ -451,7 +388,7 @@ impl Builder {
         let mut setups = Vec::new();
         let mut devices = Vec::new();
         for Attached { interface, device } in [first].into_iter().chain(self.others) {
-            let mut setup = interface.setup(secret)?;
+            let mut setup = Setup::of(interface.checked()?, secret);
             for (address, _) in setup.all_addresses() {
                 let checked = device.check_address(address);
                 checked.map_err(std::io::Error::other)?;

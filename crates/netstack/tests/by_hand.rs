@@ -594,6 +594,8 @@ fn a_stack_by_hand_takes_in_a_replica_and_lets_it_go() {
     let mut now = Instant::ZERO;
     let mut turns = |stack: &mut ByHand| {
         for _ in 0..100 {
+            // A replica joins and leaves at a request.
+            drop(stack.sockets().listen(PORT, 1).unwrap());
             now += Duration::from_millis(1);
             stack.turn(now);
             stack.admit();

@@ -4,14 +4,15 @@
 use std::net::IpAddr;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_netstack::Route;
 use dominoes_netstack::config::{CongestionControl, Ecn};
 use dominoes_netstack::group as replicated;
 use dominoes_netstack::group::Primaries;
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::variants::{Setup, locked};
-use dominoes_netstack::{ConfigError, Keepalive, Limits, Recorder, Settings, TcpPolicy};
+use dominoes_netstack::{
+    ConfigError, Interface, Keepalive, Limits, Recorder, Route, Settings, TcpPolicy,
+};
 
 #[test]
 fn limits_are_built_field_by_field() {
@@ -178,12 +179,12 @@ fn a_setup_is_built_field_by_field_and_started() -> Result<(), ConfigError> {
     let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2])
         .limits(limits)
         .gateway(gateway)
-        .routes(vec![route(1)])
+        .route(route(1))
         .route(route(2))
         .announce(true)
         .recorder(recorder);
-    assert_eq!(setup.gateway, Some(gateway));
-    assert_eq!(setup.routes, [route(1), route(2)]);
+    let interface = Interface::new("10.0.0.1/24").gateway(gateway);
+    assert_eq!(setup.interface, interface.route(route(1)).route(route(2)));
     assert_eq!(setup.limits.reassembly_bytes, 1 << 16);
     assert!(setup.announce);
     assert!(setup.recorder.is_some());

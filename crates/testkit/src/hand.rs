@@ -143,7 +143,7 @@ pub struct Scripted {
 impl Scripted {
     /// At 1 ms, with the link-layer address that [`mac_of`](crate::packet::mac_of) gives.
     pub fn new(shape: impl Into<Shape>, setup: Setup) -> Scripted {
-        let mac = Host::mac_of(setup.address);
+        let mac = Host::mac_of(setup.address());
         Scripted::over(shape, setup, MemoryConfig::default().macs(mac, mac))
     }
 

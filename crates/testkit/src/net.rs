@@ -570,7 +570,7 @@ impl Net {
 
 /// The device of a host, which divides frames of several datagrams if `divides`.
 fn host_device(setup: &Setup, divides: bool) -> (Box<dyn Device>, Script) {
-    let mac = Host::mac_of(setup.address);
+    let mac = Host::mac_of(setup.address());
     let mtu = usize::from(setup.limits.mtu);
     let longest = if divides { 65_549 } else { 0 };
     let config = MemoryConfig::default().mtu(mtu).macs(mac, mac);

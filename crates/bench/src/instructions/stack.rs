@@ -89,7 +89,7 @@ impl Setting {
         if self.family == Family::V6 {
             // There is neither a router nor another host.
             let config = Ipv6Config::default().autoconfigure(false);
-            setup.ipv6 = Some(config.duplicate_probes(0));
+            setup = setup.ipv6(config.duplicate_probes(0));
         }
         setup
     }

@@ -42,36 +42,25 @@ impl Faults {
         }
     }
 
-    /// Sets [`loss_ppm`](Self::loss_ppm).
-    pub fn loss(mut self, ppm: u32) -> Self {
-        self.loss_ppm = ppm;
-        self
-    }
+    crate::settings! {
+        /// Sets [`loss_ppm`](Self::loss_ppm).
+        fn loss(self, ppm: u32) { self.loss_ppm = ppm }
 
-    /// Sets [`burst_ppm`](Self::burst_ppm) and [`burst_frames`](Self::burst_frames).
-    pub fn bursts(mut self, ppm: u32, frames: u32) -> Self {
-        self.burst_ppm = ppm;
-        self.burst_frames = frames;
-        self
-    }
+        /// Sets [`burst_ppm`](Self::burst_ppm) and [`burst_frames`](Self::burst_frames).
+        fn bursts(self, ppm: u32, frames: u32) { self.burst_ppm = ppm; self.burst_frames = frames }
 
-    /// Sets [`duplicate_ppm`](Self::duplicate_ppm).
-    pub fn duplicate(mut self, ppm: u32) -> Self {
-        self.duplicate_ppm = ppm;
-        self
-    }
+        /// Sets [`duplicate_ppm`](Self::duplicate_ppm).
+        fn duplicate(self, ppm: u32) { self.duplicate_ppm = ppm }
 
-    /// Sets [`reorder_ppm`](Self::reorder_ppm) and [`reorder_distance`](Self::reorder_distance).
-    pub fn reorder(mut self, ppm: u32, distance: u32) -> Self {
-        self.reorder_ppm = ppm;
-        self.reorder_distance = distance;
-        self
-    }
+        /// Sets [`reorder_ppm`](Self::reorder_ppm) and
+        /// [`reorder_distance`](Self::reorder_distance).
+        fn reorder(self, ppm: u32, distance: u32) {
+            self.reorder_ppm = ppm;
+            self.reorder_distance = distance;
+        }
 
-    /// Sets [`corrupt_ppm`](Self::corrupt_ppm).
-    pub fn corrupt(mut self, ppm: u32) -> Self {
-        self.corrupt_ppm = ppm;
-        self
+        /// Sets [`corrupt_ppm`](Self::corrupt_ppm).
+        fn corrupt(self, ppm: u32) { self.corrupt_ppm = ppm }
     }
 
     /// Whether no fault can occur.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use dominoes_drivers::Device;
 
-use crate::config::{Limits, setters};
-use crate::error::ConfigError;
+use crate::config::Limits;
+use crate::error::{ConfigError, StackError};
 use crate::io::claim::Claimer;
 use crate::io::record::Recorder;
 use crate::io::rx::RxPump;
@@ -21,46 +21,107 @@ use crate::packet::flow::Mac;
 use crate::packet::{ETHERNET_HEADER, IPV6_MIN_MTU, MAX_HEADERS};
 use crate::udp::gather::FrameBounds;
 
-/// The setup of a stack, in every variant.
+/// An interface after the first, for [`Builder::interface`](crate::Builder::interface).
 ///
-/// ```
-/// use dominoes_netstack::Limits;
-/// use dominoes_netstack::variants::Setup;
+/// Each interface works as a complete stack: it has a device, addresses, routes, neighbours, a path
+/// MTU for each destination, and a state, run by the variant of the stack. Interfaces share the
+/// socket table, so a listener accepts connections from any interface, and a UDP socket receives
+/// from all.
 ///
-/// let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2])
-///     .gateway([10, 0, 0, 254].into())
-///     .limits(Limits::default().connections(10_000));
-/// assert_eq!(setup.limits.connections, 10_000);
-/// ```
+/// - A connection that is opened, or a datagram that is sent, leaves by the interface with the
+///   longest prefix that matches the destination; the first interface wins a tie. The scope of a
+///   link-local address names an interface instead, counted from 1.
+/// - An interface takes a packet only if the packet's destination is an address of that interface:
+///   the strong end system model of RFC 1122 section 3.3.4.2. An answer leaves by the interface on
+///   which the question arrived, whatever the routes say.
+/// - A socket that is bound to an address is bound to its interface.
+/// - A packet that the stack sends to one of its own addresses is looped back by the interface that
+///   has the address; by the first interface for a loopback address (127.0.0.1, `::1`).
+/// - Datagrams to a multicast group leave by the interface that the routes name, or else by the
+///   first.
+/// - The stack forwards nothing between interfaces; a [`Router`](crate::router::Router) does.
+/// - With several [groups](crate::Builder::groups), each interface has that number of groups. Flows
+///   divide among them as in a stack with one interface, and no connection leaves its interface.
+///
+/// Limits hold for each group of each interface, except that [`Limits::out_of_order`] is divided
+/// equally among all groups.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Interface {
+    /// With the lengths of their prefixes in bits.
+    addresses: Vec<(IpAddr, u8)>,
+    /// The first that is no address with a prefix.
+    wrong: Option<String>,
+    /// Default: only if there is an IPv6 address.
+    pub(crate) ipv6: Option<Ipv6Config>,
+    routes: Vec<Route>,
+    any_address: bool,
+}
+
+impl Interface {
+    /// An interface with this address and prefix, as in `10.0.0.1/24` or `2001:db8::1/64`.
+    pub fn new(address: &str) -> Self {
+        Interface::default().address(address)
+    }
+
+    /// It, if its texts are addresses, and there is one.
+    pub(crate) fn checked(mut self) -> Result<Self, StackError> {
+        match self.wrong.take() {
+            Some(text) => Err(StackError::Address(text)),
+            None if self.addresses.is_empty() => Err(StackError::Address(String::new())),
+            None => Ok(self),
+        }
+    }
+
+    dominoes_proto::settings! {
+        /// As [`Builder::address`](crate::Builder::address).
+        fn address(self, address: &str) {
+            match parse_cidr(address) {
+                Ok(own) => self.addresses.push(own),
+                Err(_) => self.wrong = self.wrong.take().or(Some(address.to_owned())),
+            }
+        }
+
+        /// As [`Builder::ipv6`](crate::Builder::ipv6).
+        fn ipv6(self, ipv6: Ipv6Config) { self.ipv6 = Some(ipv6) }
+
+        /// As [`Builder::gateway`](crate::Builder::gateway).
+        fn gateway(self, gateway: IpAddr) { self.routes.push(Route::default_via(gateway)) }
+
+        /// As [`Builder::route`](crate::Builder::route).
+        fn route(self, route: Route) { self.routes.push(route) }
+
+        /// As [`Builder::any_address`](crate::Builder::any_address).
+        fn any_address(self) { self.any_address = true }
+    }
+}
+
+/// An address and the length of its prefix, as in `10.0.0.1/24`.
+pub(crate) fn parse_cidr(text: &str) -> Result<(IpAddr, u8), StackError> {
+    let bad = || StackError::Address(text.to_owned());
+    let (address, prefix) = text.split_once('/').ok_or_else(bad)?;
+    let address: IpAddr = address.parse().map_err(|_| bad())?;
+    let prefix: u8 = prefix.parse().map_err(|_| bad())?;
+    let most = if address.is_ipv4() { 32 } else { 128 };
+    if prefix > most {
+        return Err(bad());
+    }
+    Ok((address, prefix))
+}
+
+/// The setup of a group of a stack, in every variant.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Setup {
     /// Bounds on the contents of the log.
     pub limits: Limits,
-    /// The stack's address. An IPv6 address is [added](Ipv6Config::addresses) to `ipv6`.
-    pub address: IpAddr,
-    /// Length of the network's prefix in bits: 0 to 32, or 0 to 128 for IPv6.
-    pub prefix: u8,
-    /// Further addresses of either family, each with the length of its prefix. With several IPv4
-    /// addresses, a packet's source is the one on the network of the next hop, or else the
-    /// first. None by default; at most 64 of each family.
-    pub addresses: Vec<(IpAddr, u8)>,
-    /// How the stack takes part in IPv6. Default: only if it has an IPv6 address.
-    pub ipv6: Option<Ipv6Config>,
-    /// Default gateway, of either family. None by default.
-    pub gateway: Option<IpAddr>,
-    /// Routes to certain networks through other gateways. None by default.
-    pub routes: Vec<Route>,
+    /// Addresses and routes.
+    pub interface: Interface,
     /// Key of all numbers that attackers must not predict: sequence numbers, timestamps,
     /// identifications, ports, cookies. Should be random, and new at every start.
     pub secret: [u64; 2],
     /// Whether the address is announced at the start (RFC 5227 section 2.3). Default: no;
     /// [`Stack`](crate::Stack) does it.
     pub announce: bool,
-    /// Whether packets to every address of a single host are taken as ours, of either family that
-    /// the stack has, except link-local addresses. Default: no. See
-    /// [`Interface::any_address`](crate::Interface::any_address).
-    pub any_address: bool,
     /// Records the log, if set.
     pub recorder: Option<Recorder>,
     /// A random number of this start of the stack.
@@ -73,19 +134,23 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Default bounds, no gateway, no recording.
+    /// With this address and the length of its prefix in bits.
     pub fn new(address: IpAddr, prefix: u8, secret: [u64; 2]) -> Self {
+        let addresses = vec![(address, prefix)];
+        let interface = Interface {
+            addresses,
+            ..Interface::default()
+        };
+        Setup::of(interface, secret)
+    }
+
+    /// Default bounds, no recording.
+    pub(crate) fn of(interface: Interface, secret: [u64; 2]) -> Self {
         Setup {
             limits: Limits::default(),
-            address,
-            prefix,
-            addresses: Vec::new(),
-            ipv6: None,
-            gateway: None,
-            routes: Vec::new(),
+            interface,
             secret,
             announce: false,
-            any_address: false,
             recorder: None,
             salt: 0,
             group: GroupIndex::ONLY,
@@ -94,28 +159,38 @@ impl Setup {
         }
     }
 
-    setters! {
-        limits: Limits;
-        addresses: Vec<(IpAddr, u8)>;
-        gateway: IpAddr as Some;
-        ipv6: Ipv6Config as Some;
-        routes: Vec<Route>;
-        recorder: Recorder as Some;
-        announce: bool;
-        any_address: bool;
+    dominoes_proto::settings! {
+        /// Sets `limits`.
+        fn limits(self, limits: Limits) { self.limits = limits }
+        /// Adds an address of either family.
+        fn also(self, address: IpAddr, prefix: u8) {
+            self.interface.addresses.push((address, prefix));
+        }
+        /// As of an interface.
+        fn ipv6(self, ipv6: Ipv6Config) { self.interface.ipv6 = Some(ipv6) }
+        /// As of an interface.
+        fn gateway(self, gateway: IpAddr) { self.interface = self.interface.gateway(gateway) }
+        /// As of an interface.
+        fn route(self, route: Route) { self.interface.routes.push(route) }
+        /// As of an interface.
+        fn any_address(self, any: bool) { self.interface.any_address = any }
+        /// Sets `recorder`.
+        fn recorder(self, recorder: Recorder) { self.recorder = Some(recorder) }
+        /// Sets `announce`.
+        fn announce(self, announce: bool) { self.announce = announce }
     }
 
-    /// Adds to `addresses`: see the [field](Self#structfield.addresses).
-    #[must_use]
-    pub fn also(mut self, address: IpAddr, prefix: u8) -> Self {
-        self.addresses.push((address, prefix));
-        self
+    /// The first address.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn address(&self) -> IpAddr {
+        self.interface.addresses[0].0
     }
 
     /// All addresses outside `ipv6`, with the lengths of their prefixes.
     pub(crate) fn all_addresses(&self) -> impl Iterator<Item = (IpAddr, u8)> + '_ {
-        let first = (self.address, self.prefix);
-        [first].into_iter().chain(self.addresses.iter().copied())
+        self.interface.addresses.iter().copied()
     }
 
     /// The IPv4 addresses among them.
@@ -124,13 +199,6 @@ impl Setup {
             (IpAddr::V4(address), prefix) => Some((address, prefix)),
             _ => None,
         })
-    }
-
-    /// Adds to `routes`: see the [field](Self#structfield.routes).
-    #[must_use]
-    pub fn route(mut self, route: Route) -> Self {
-        self.routes.push(route);
-        self
     }
 }
 
@@ -159,12 +227,9 @@ pub(crate) struct Base {
 }
 
 impl Setup {
-    /// Checks prefixes and families of networks and routes, and makes the gateway a route.
-    fn check_networks(&mut self) -> Result<(), ConfigError> {
-        if let Some(via) = self.gateway {
-            self.routes.push(Route::default_via(via));
-        }
-        let networks = self.routes.iter();
+    /// Checks prefixes and families of networks and routes.
+    fn check_networks(&self) -> Result<(), ConfigError> {
+        let networks = self.interface.routes.iter();
         let networks = networks.map(|route| (route.network, route.prefix));
         for (network, prefix) in networks.chain(self.all_addresses()) {
             let (most, allowed) = match network {
@@ -179,7 +244,7 @@ impl Setup {
                 });
             }
         }
-        let mut routes = self.routes.iter();
+        let mut routes = self.interface.routes.iter();
         if routes.any(|route| route.network.is_ipv4() != route.via.is_ipv4()) {
             return Err(ConfigError::Conflict {
                 what: "a route to a network of one family",
@@ -192,7 +257,7 @@ impl Setup {
 
     /// The IPv6 configuration, with the IPv6 addresses of this setup added.
     fn take_ipv6(&mut self) -> Option<Ipv6Config> {
-        let mut config = self.ipv6.take();
+        let mut config = self.interface.ipv6.take();
         for (address, prefix) in self.all_addresses() {
             if let IpAddr::V6(address) = address {
                 config = Some(config.unwrap_or_default().address(address, prefix));
@@ -223,7 +288,7 @@ impl Setup {
 
     fn check_ipv6(&self, config: Option<&Ipv6Config>) -> Result<(), ConfigError> {
         let Some(config) = config else {
-            let mut routes = self.routes.iter();
+            let mut routes = self.interface.routes.iter();
             return match routes.any(|route| route.network.is_ipv6()) {
                 true => Err(ConfigError::Conflict {
                     what: "a route of IPv6",
@@ -278,7 +343,12 @@ impl Setup {
             let may_be = via.is_ipv6() && (learns || address.is_link_local());
             !is_ours && (may_be || own.iter().any(is_near))
         };
-        match self.routes.iter().find(|route| !is_near(route.via)) {
+        match self
+            .interface
+            .routes
+            .iter()
+            .find(|route| !is_near(route.via))
+        {
             Some(Route { via, .. }) => Err(ConfigError::NotNeighbor { gateway: *via }),
             None => Ok(()),
         }
@@ -342,8 +412,8 @@ impl Setup {
         // frames reads their payload elsewhere.
         let touched = MAX_HEADERS + usize::from(limits.mss());
         let (ring, transmitter) = TxRing::new(slots, (slot_len, touched), preparer);
-        let mut site = Site::new(Site::NO_V4, 32, None, &self.routes);
-        site.takes_any = self.any_address;
+        let mut site = Site::new(Site::NO_V4, 32, None, &self.interface.routes);
+        site.takes_any = self.interface.any_address;
         for (address, prefix) in addresses {
             site.add_v4(address.into(), prefix);
         }
@@ -374,7 +444,7 @@ impl Setup {
         }
         rx.join_groups(self.group);
         if let Some(config) = ipv6 {
-            rx.enable_v6(config, &self.routes);
+            rx.enable_v6(config, &self.interface.routes);
         }
         let tx = TxPump::new(Arc::clone(&world), tx, transmitter);
         Ok(Base {

@@ -84,49 +84,35 @@ pub struct RouterBuilder {
 }
 
 impl RouterBuilder {
-    /// Adds an interface with an address and the prefix of its network, as in `10.0.1.254/24`,
-    /// and with it a route to that network.
-    #[must_use]
-    pub fn interface(mut self, address: &str, device: impl Device + 'static) -> Self {
-        self.interfaces.push((address.to_owned(), Box::new(device)));
-        self
-    }
+    dominoes_proto::settings! {
+        /// Adds an interface with an address and the prefix of its network, as in `10.0.1.254/24`,
+        /// and with it a route to that network.
+        fn interface(self, address: &str, device: impl Device + 'static) {
+            self.interfaces.push((address.to_owned(), Box::new(device)));
+        }
 
-    /// Adds a route. Among equal prefixes the networks of interfaces come first, then the lowest
-    /// metric, then the route that was added first.
-    #[must_use]
-    pub fn route(mut self, route: Route) -> Self {
-        self.routes.push(route);
-        self
-    }
+        /// Adds a route. Among equal prefixes the networks of interfaces come first, then the
+        /// lowest metric, then the route that was added first.
+        fn route(self, route: Route) { self.routes.push(route) }
 
-    /// Whether to drop packets whose source is not reached through the interface at which they
-    /// arrive (RFC 1812 section 5.3.8, RFC 2827). Default: no.
-    #[must_use]
-    pub fn validate_source(mut self, validate: bool) -> Self {
-        self.validate_source = validate;
-        self
-    }
+        /// Whether to drop packets whose source is not reached through the interface at which they
+        /// arrive (RFC 1812 section 5.3.8, RFC 2827). Default: no.
+        fn validate_source(self, validate: bool) { self.validate_source = validate }
 
-    /// The approximate rates of ICMP errors per second at each interface: to all hosts, and to
-    /// one host. Default 1000 and 10.
-    ///
-    /// Reports that a packet is too long (RFC 1191 section 4) are counted separately, and a
-    /// quarter of the total may go to one host, because all its connections may wait for them.
-    #[must_use]
-    pub fn errors_per_second(mut self, total: u32, per_destination: u32) -> Self {
-        self.rate = Some(Rate {
-            total,
-            per_destination,
-        });
-        self
-    }
+        /// The approximate rates of ICMP errors per second at each interface: to all hosts, and to
+        /// one host. Default 1000 and 10.
+        ///
+        /// Reports that a packet is too long (RFC 1191 section 4) are counted separately, and a
+        /// quarter of the total may go to one host, because all its connections may wait for them.
+        fn errors_per_second(self, total: u32, per_destination: u32) {
+            self.rate = Some(Rate {
+                total,
+                per_destination,
+            });
+        }
 
-    /// The key of numbers that outsiders must not predict. Default: random.
-    #[must_use]
-    pub fn secret(mut self, secret: [u64; 2]) -> Self {
-        self.secret = Some(secret);
-        self
+        /// The key of numbers that outsiders must not predict. Default: random.
+        fn secret(self, secret: [u64; 2]) { self.secret = Some(secret) }
     }
 
     /// Builds the router, which the caller drives by hand or starts.

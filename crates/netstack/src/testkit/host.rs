@@ -220,7 +220,7 @@ impl Host {
     /// # Errors
     /// If a setting is out of its range.
     pub fn new(variant: Variant, setup: Setup, seed: u64) -> Result<Host, ConfigError> {
-        let mac = Host::mac_of(setup.address);
+        let mac = Host::mac_of(setup.address());
         let mtu = usize::from(setup.limits.mtu);
         let config = MemoryConfig::default().mtu(mtu).macs(mac, mac);
         let (device, script) = scripted_with(config);

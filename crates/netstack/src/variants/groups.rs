@@ -64,15 +64,11 @@ pub(super) fn divide_interface(
     let classify = move |frame: &[u8]| target(&grouping, frame);
     let mut divided: Vec<_> = (0..count)
         .map(|index| {
-            let mut own = Setup::new(setup.address, setup.prefix, setup.secret);
-            (own.limits, own.gateway) = (setup.limits, setup.gateway);
+            let mut own = Setup::of(setup.interface.clone(), setup.secret);
+            own.limits = setup.limits;
             own.limits.out_of_order /= shared.groups() as u32;
-            own.routes = setup.routes.clone();
-            own.addresses = setup.addresses.clone();
-            own.ipv6 = setup.ipv6.clone();
             own.salt = setup.salt;
             own.announce = setup.announce;
-            own.any_address = setup.any_address;
             own.group = GroupIndex { index, count };
             own.place = first + index;
             own.shared = Arc::clone(shared);

@@ -90,7 +90,11 @@ fn check(setups: &[Setup], groups: usize) -> Result<(), ConfigError> {
     let several = "several interfaces";
     let mut seen = Vec::new();
     for setup in setups {
-        let others = setup.ipv6.iter().flat_map(|config| &config.addresses);
+        let others = setup
+            .interface
+            .ipv6
+            .iter()
+            .flat_map(|config| &config.addresses);
         let others = others.map(|(address, _)| (*address).into());
         let own = others.chain(setup.all_addresses().map(|(address, _)| address));
         let own: Vec<_> = own.collect();

@@ -206,7 +206,7 @@ impl VariantKind {
             return fail("replicas", 0, "1 to 56");
         }
         let log = layout.tuning.log;
-        if !is_single && !super::is_window(log) {
+        if !is_single && !super::WINDOWS.contains(&log) {
             return fail("GroupTuning::log", log, "a power of two, 64 to 65536");
         }
         let asked = [

@@ -49,7 +49,6 @@ use crossbeam_utils::CachePadded;
 use dominoes::{EventCount, Exclusive, ExclusiveGuard};
 use dominoes_drivers::Device;
 
-use crate::config::setters;
 use crate::drive::{self, ByHand, Handle, TurnStep, Worker as _};
 use crate::error::ConfigError;
 use crate::io::Run;
@@ -82,121 +81,41 @@ pub enum Hold {
     Run,
 }
 
-/// The settings of a group. None of them changes the protocol.
-///
-/// ```
-/// use dominoes_netstack::variants::locked::{Hold, LockedLayout};
-///
-/// let layout = LockedLayout::default().workers(4).hold(Hold::Run);
-/// assert_eq!((layout.workers, layout.window), (4, 512));
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LockedLayout {
-    /// Workers, 1 to 56. Default 2.
-    pub workers: usize,
-    /// Requests in flight, a power of two, 64 to 65536. Default 512.
-    pub window: usize,
-    /// How many requests are applied under the lock at a time. Default: a batch.
-    pub hold: Hold,
-    /// How many locks there are. Default: one.
-    pub granularity: Granularity,
-    /// Frames that a worker takes from the device at a time, 1 to 32: with 1, the locks are taken
-    /// for each packet. Default 32.
-    pub claim: usize,
-    /// How layers count references. Default: not at all.
-    pub references: References,
-    /// Where the memory of messages comes from. Default: there are none.
-    pub messages: Messages,
-    /// Whether the application counts packets, and in which order. Default: no.
-    pub counting: Counting,
-    /// Treats each segment of an established connection as the next expected one, wherever it
-    /// belongs (the paper's figure 10), to find an upper bound of the cost of misordering. Streams
-    /// may arrive permuted; for measuring only. Default: no.
-    #[cfg(feature = "testkit")]
-    #[doc(hidden)]
-    pub assume_in_order: bool,
-    /// Records the order in which requests went through the lock, for `LockedGroup::order`. The
-    /// record grows without bound; for tests. Default: no.
-    #[cfg(feature = "testkit")]
-    #[doc(hidden)]
-    pub keep_order: bool,
-}
-
-impl Default for LockedLayout {
-    fn default() -> Self {
-        LockedLayout {
-            workers: 2,
-            window: 512,
-            hold: Hold::Batch,
-            granularity: Granularity::One,
-            claim: BATCH,
-            references: References::None,
-            messages: Messages::None,
-            counting: Counting::None,
-            #[cfg(feature = "testkit")]
-            assume_in_order: false,
-            #[cfg(feature = "testkit")]
-            keep_order: false,
-        }
-    }
-}
-
-impl LockedLayout {
-    setters! {
-        workers: usize;
-        window: usize;
-        hold: Hold;
-        granularity: Granularity;
-        claim: usize;
-        references: References;
-        messages: Messages;
-        counting: Counting;
-        #[cfg(feature = "testkit")]
-        #[doc(hidden)]
-        assume_in_order: bool;
-        #[cfg(feature = "testkit")]
-        #[doc(hidden)]
-        keep_order: bool;
-    }
-
-    /// Whether [`State::order`] is recorded.
-    fn keeps_order(&self) -> bool {
-        #[cfg(feature = "testkit")]
-        {
-            self.keep_order
-        }
-        #[cfg(not(feature = "testkit"))]
-        false
-    }
-
-    fn assumes_in_order(&self) -> bool {
-        #[cfg(feature = "testkit")]
-        {
-            self.assume_in_order
-        }
-        #[cfg(not(feature = "testkit"))]
-        false
-    }
-
-    fn check(&self) -> Result<(), ConfigError> {
-        let fail = |field, value: usize, allowed| {
-            Err(ConfigError::OutOfRange {
-                field,
-                value: value as u64,
-                allowed,
-            })
-        };
-        if !(1..=56).contains(&self.workers) {
-            return fail("workers", self.workers, "1 to 56");
-        }
-        if !super::is_window(self.window) {
-            return fail("window", self.window, "a power of two, 64 to 65536");
-        }
-        if !(1..=BATCH).contains(&self.claim) {
-            return fail("claim", self.claim, "1 to 32");
-        }
-        Ok(())
+dominoes_proto::settings! {
+    /// The settings of a group. None of them changes the protocol.
+    ///
+    /// ```
+    /// use dominoes_netstack::variants::locked::{Hold, LockedLayout};
+    ///
+    /// let layout = LockedLayout::default().workers(4).hold(Hold::Run);
+    /// assert_eq!((layout.workers, layout.window), (4, 512));
+    /// ```
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct LockedLayout {
+        /// Workers, 1 to 56. Default 2.
+        pub workers: usize = 2, 1..=56, "1 to 56";
+        /// Requests in flight, a power of two, 64 to 65536. Default 512.
+        pub window: usize = 512, super::WINDOWS, "a power of two, 64 to 65536";
+        /// How many requests are applied under the lock at a time. Default: a batch.
+        pub hold: Hold = Hold::Batch;
+        /// How many locks there are. Default: one.
+        pub granularity: Granularity = Granularity::One;
+        /// Frames that a worker takes from the device at a time, 1 to 32: with 1, the locks are
+        /// taken for each packet. Default 32.
+        pub claim: usize = BATCH, 1..=BATCH, "1 to 32";
+        /// How layers count references. Default: not at all.
+        pub references: References = References::None;
+        /// Where the memory of messages comes from. Default: there are none.
+        pub messages: Messages = Messages::None;
+        /// Whether the application counts packets, and in which order. Default: no.
+        pub counting: Counting = Counting::None;
+        /// Treats each segment of an established connection as the next expected one, wherever it
+        /// belongs (the paper's figure 10), to find an upper bound of the cost of misordering.
+        /// Streams may arrive permuted; for measuring only. Default: no.
+        pub assume_in_order: bool = false;
+        /// Records the order in which requests went through the lock, for `LockedGroup::order`. The
+        /// record grows without bound; for tests. Default: no.
+        pub keep_order: bool = false;
     }
 }
 
@@ -396,14 +315,14 @@ impl<K: LockKind> LockedGroup<K> {
         layout: LockedLayout,
         device: Box<dyn Device>,
     ) -> Result<Self, ConfigError> {
-        layout.check()?;
+        ConfigError::check(layout.out_of_range())?;
         let base = setup.build(device, 2 * layout.window, layout.workers)?;
         let state = State {
             replica: ReplicaState::new(base.world.limits),
             newest: 0,
-            order: layout.keeps_order().then(Vec::new),
+            order: layout.keep_order.then(Vec::new),
             tickets: (layout.counting != Counting::None).then_some(0),
-            assume_in_order: layout.assumes_in_order(),
+            assume_in_order: layout.assume_in_order,
         };
         let shared = Arc::new(LockedShared {
             world: base.world,

@@ -14,10 +14,12 @@ pub mod locked;
 pub mod pipelined;
 pub mod single;
 
-/// Whether a variant with one state can have so many requests in flight.
-fn is_window(requests: usize) -> bool {
-    requests.is_power_of_two() && (64..=1 << 16).contains(&requests)
-}
+use core::ops::RangeInclusive;
+
+use crate::config::PowersOfTwo;
+
+/// How many requests a variant with one state can have in flight.
+const WINDOWS: PowersOfTwo<RangeInclusive<u32>> = PowersOfTwo(6..=16);
 
 pub use crate::drive::{ByHand, Handle, Joining, TurnStep, Worker};
 pub use crate::io::setup::Setup;

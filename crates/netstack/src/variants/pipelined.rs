@@ -58,7 +58,6 @@ use dominoes_drivers::Device;
 
 use super::Setup;
 use super::groups::{Classify, divide_setup};
-use crate::config::setters;
 use crate::drive::{ByHand, Handle};
 use crate::error::ConfigError;
 use crate::io::claim::Claimer;
@@ -91,93 +90,47 @@ pub enum StageKind {
     Protocol(usize),
 }
 
-/// The settings of a pipeline. None of them changes the protocol.
-///
-/// ```
-/// use dominoes_netstack::variants::pipelined::PipelinedLayout;
-///
-/// let layout = PipelinedLayout::default().workers(6);
-/// assert_eq!((layout.data_stages, layout.stages()), (4, 6));
-/// assert_eq!(layout.data_stages(8).workers, 6);
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PipelinedLayout {
-    /// Threads, 1 to 56. Default 3.
-    pub workers: usize,
-    /// Data stages, 1 to 32. Default 1.
-    pub data_stages: usize,
-    /// Protocol stages, 1 to 8. Default 1.
-    pub protocol_stages: usize,
-    /// Most frames in a message, 1 to 32. Default 16.
-    pub frames: usize,
-    /// Requests in flight, a power of two, 64 to 65536. Default 512.
-    pub window: usize,
-    /// Whether each stage measures its busy time ([`StageStats::busy_ns`]). Default: no.
-    pub timed: bool,
-}
-
-impl Default for PipelinedLayout {
-    fn default() -> Self {
-        PipelinedLayout {
-            workers: 3,
-            data_stages: 1,
-            protocol_stages: 1,
-            frames: 16,
-            window: 512,
-            timed: false,
-        }
+dominoes_proto::settings! {
+    /// The settings of a pipeline. None of them changes the protocol.
+    ///
+    /// ```
+    /// use dominoes_netstack::variants::pipelined::PipelinedLayout;
+    ///
+    /// let layout = PipelinedLayout::default().workers(6);
+    /// assert_eq!((layout.data_stages, layout.stages()), (4, 6));
+    /// assert_eq!(layout.data_stages(8).workers, 6);
+    /// ```
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct PipelinedLayout {
+        /// Threads, 1 to 56. Default 3.
+        pub workers: usize = 3, 1..=56, "1 to 56" => none;
+        /// Data stages, 1 to 32. Default 1.
+        pub data_stages: usize = 1, 1..=32, "1 to 32";
+        /// Protocol stages, 1 to 8. Default 1.
+        pub protocol_stages: usize = 1, 1..=8, "1 to 8";
+        /// Most frames in a message, 1 to 32. Default 16.
+        pub frames: usize = 16, 1..=32, "1 to 32";
+        /// Requests in flight, a power of two, 64 to 65536. Default 512.
+        pub window: usize = 512, super::WINDOWS, "a power of two, 64 to 65536";
+        /// Whether each stage measures its busy time ([`StageStats::busy_ns`]). Default: no.
+        pub timed: bool = false;
     }
 }
 
 impl PipelinedLayout {
-    setters! {
-        data_stages: usize;
-        protocol_stages: usize;
-        frames: usize;
-        window: usize;
-        timed: bool;
-    }
-
-    /// Sets [`PipelinedLayout::workers`], and as many data stages as there are workers left for
-    /// them, at least one.
-    #[must_use]
-    pub const fn workers(mut self, workers: usize) -> Self {
-        self.workers = workers;
-        let data = workers.saturating_sub(1 + self.protocol_stages);
-        self.data_stages = if data == 0 { 1 } else { data };
-        self
+    dominoes_proto::settings! {
+        /// Sets [`PipelinedLayout::workers`], and as many data stages as there are workers left for
+        /// them, at least one.
+        fn workers(self, workers: usize) {
+                self.workers = workers;
+                let data = workers.saturating_sub(1 + self.protocol_stages);
+                self.data_stages = if data == 0 { 1 } else { data };
+        }
     }
 
     /// The number of stages.
     pub const fn stages(&self) -> usize {
         1 + self.data_stages + self.protocol_stages
-    }
-
-    fn check(&self) -> Result<(), ConfigError> {
-        let fail = |field, value: usize, allowed| {
-            Err(ConfigError::OutOfRange {
-                field,
-                value: value as u64,
-                allowed,
-            })
-        };
-        if !(1..=56).contains(&self.workers) {
-            return fail("workers", self.workers, "1 to 56");
-        }
-        if !(1..=32).contains(&self.data_stages) {
-            return fail("data_stages", self.data_stages, "1 to 32");
-        }
-        if !(1..=8).contains(&self.protocol_stages) {
-            return fail("protocol_stages", self.protocol_stages, "1 to 8");
-        }
-        if !(1..=32).contains(&self.frames) {
-            return fail("frames", self.frames, "1 to 32");
-        }
-        if !super::is_window(self.window) {
-            return fail("window", self.window, "a power of two, 64 to 65536");
-        }
-        Ok(())
     }
 
     /// The worker that runs a stage.
@@ -250,7 +203,7 @@ impl Pipeline {
         layout: PipelinedLayout,
         device: Box<dyn Device>,
     ) -> Result<Pipeline, ConfigError> {
-        layout.check()?;
+        ConfigError::check(layout.out_of_range())?;
         let (caps, mac) = (device.capabilities(), device.mac());
         let filter = device.address_filter();
         let (rx, tx) = device.split();

@@ -54,6 +54,21 @@ pub enum ConfigError {
     UnknownVariant(String),
 }
 
+impl ConfigError {
+    /// An error if there is a value that is not allowed: its field, it, and what is allowed.
+    #[doc(hidden)]
+    pub fn check(found: Option<(&'static str, u64, &'static str)>) -> Result<(), ConfigError> {
+        match found {
+            None => Ok(()),
+            Some((field, value, allowed)) => Err(ConfigError::OutOfRange {
+                field,
+                value,
+                allowed,
+            }),
+        }
+    }
+}
+
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -16,44 +16,34 @@ use crate::packet::ndp;
 
 pub use link::{Action, Ipv6Link, may_be_ours};
 
-/// The IPv6 configuration of a stack.
-///
-/// ```
-/// use dominoes_proto::ip::v6::Ipv6Config;
-///
-/// let config = Ipv6Config::default().address("2001:db8::7".parse()?, 64).autoconfigure(false);
-/// assert_eq!(config.addresses.len(), 1);
-/// # Ok::<(), std::net::AddrParseError>(())
-/// ```
-#[derive(Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Ipv6Config {
-    /// Addresses in addition to the link-local one, each with the prefix length of its network
-    /// in bits, 0 to 128. Other addresses with this prefix are neighbours. Default: none.
-    pub addresses: Vec<(Ipv6Addr, u8)>,
-    /// Whether to solicit and accept routers, and to form addresses from the prefixes that they
-    /// advertise (RFC 4862 section 5.5). Default: yes.
-    pub autoconfigure: bool,
-    /// Number of probes for an address, a second apart, before the address is used
-    /// (`DupAddrDetectTransmits` of RFC 4862 section 5.1). With 0 it is used at once. Default: 1.
-    pub duplicate_probes: u8,
-    /// Whether routers may redirect a destination to another neighbour, or mark it as a
-    /// neighbour itself (RFC 4861 section 8.3). Default: yes.
-    pub redirects: bool,
-    /// Key of the addresses that the stack forms (RFC 7217 section 5): with one key they are equal
-    /// at every start, and differ on every link. Default: the secret of the stack.
-    pub stable_secret: Option<[u64; 2]>,
-}
-
-impl Default for Ipv6Config {
-    fn default() -> Self {
-        Ipv6Config {
-            addresses: Vec::new(),
-            autoconfigure: true,
-            duplicate_probes: 1,
-            redirects: true,
-            stable_secret: None,
-        }
+crate::settings! {
+    /// The IPv6 configuration of a stack.
+    ///
+    /// ```
+    /// use dominoes_proto::ip::v6::Ipv6Config;
+    ///
+    /// let config = Ipv6Config::default().address("2001:db8::7".parse()?, 64).autoconfigure(false);
+    /// assert_eq!(config.addresses.len(), 1);
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
+    #[derive(Clone, PartialEq, Eq)]
+    pub struct Ipv6Config {
+        /// Addresses in addition to the link-local one, each with the prefix length of its network
+        /// in bits, 0 to 128. Other addresses with this prefix are neighbours. Default: none.
+        pub addresses: Vec<(Ipv6Addr, u8)> = Vec::new() => none;
+        /// Whether to solicit and accept routers, and to form addresses from the prefixes that they
+        /// advertise (RFC 4862 section 5.5). Default: yes.
+        pub autoconfigure: bool = true;
+        /// Number of probes for an address, a second apart, before the address is used
+        /// (`DupAddrDetectTransmits` of RFC 4862 section 5.1). With 0 it is used at once. Default:
+        /// 1.
+        pub duplicate_probes: u8 = 1;
+        /// Whether routers may redirect a destination to another neighbour, or mark it as a
+        /// neighbour itself (RFC 4861 section 8.3). Default: yes.
+        pub redirects: bool = true;
+        /// Key of the addresses that the stack forms (RFC 7217 section 5): with one key they are
+        /// equal at every start, and differ on every link. Default: the secret of the stack.
+        pub stable_secret: Option<[u64; 2]> = None => some [u64; 2];
     }
 }
 
@@ -70,39 +60,9 @@ impl core::fmt::Debug for Ipv6Config {
 }
 
 impl Ipv6Config {
-    /// Adds to [`addresses`](Self::addresses).
-    #[must_use]
-    pub fn address(mut self, address: Ipv6Addr, prefix: u8) -> Self {
-        self.addresses.push((address, prefix));
-        self
-    }
-
-    /// Sets [`autoconfigure`](Self::autoconfigure).
-    #[must_use]
-    pub const fn autoconfigure(mut self, autoconfigure: bool) -> Self {
-        self.autoconfigure = autoconfigure;
-        self
-    }
-
-    /// Sets [`duplicate_probes`](Self::duplicate_probes).
-    #[must_use]
-    pub const fn duplicate_probes(mut self, probes: u8) -> Self {
-        self.duplicate_probes = probes;
-        self
-    }
-
-    /// Sets [`redirects`](Self::redirects).
-    #[must_use]
-    pub const fn redirects(mut self, redirects: bool) -> Self {
-        self.redirects = redirects;
-        self
-    }
-
-    /// Sets [`stable_secret`](Self::stable_secret).
-    #[must_use]
-    pub const fn stable_secret(mut self, secret: [u64; 2]) -> Self {
-        self.stable_secret = Some(secret);
-        self
+    crate::settings! {
+        /// Adds to [`addresses`](Self::addresses).
+        fn address(self, address: Ipv6Addr, prefix: u8) { self.addresses.push((address, prefix)) }
     }
 }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::Entry;
 use crate::config::Limits;
 
-const MAGIC: [u8; 8] = *b"dominoL9";
+const MAGIC: [u8; 8] = *b"dominoM0";
 /// Larger than any entry, which has at most the frames of a run and the bytes of a send ring.
 const MAX_ENTRY: u32 = 1 << 31;
 
