@@ -158,6 +158,7 @@ mod tests {
             KeyUse::Identification,
             KeyUse::Cookie,
             KeyUse::ErrorLimit,
+            KeyUse::TooLongLimit,
             KeyUse::ResetLimit,
             KeyUse::ChallengeLimit,
             KeyUse::Group,
@@ -165,6 +166,7 @@ mod tests {
             KeyUse::InterfaceIdentifier,
             KeyUse::LinkDelay,
             KeyUse::FlowLabel,
+            #[cfg(feature = "testkit")]
             KeyUse::InjectedPanic,
             KeyUse::OneDestination,
             KeyUse::AllDestinations,
