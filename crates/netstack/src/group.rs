@@ -9,6 +9,7 @@
 //! request that causes many frames.
 
 mod assign;
+mod at_once;
 mod autoscale;
 mod batches;
 mod divergence;
@@ -289,22 +290,20 @@ impl GroupLog<'_> {
     }
 
     /// Publishes the runs of a batch that `worker` parsed; there is room for them.
-    fn publish_batch(&mut self, worker: u8, parsed: &[ParsedRun], runs: Vec<Run>) {
+    fn publish_batch(&mut self, worker: u8, parsed: &mut [ParsedRun], runs: Vec<Run>) {
         let has_payload = parsed.iter().any(|run| run.request.digest.len > 0);
         let (first, primary) =
             self.begin_batch(worker, (parsed.len(), has_payload), BatchRuns::Parsed(runs));
-        for (seq, run) in (first..).zip(parsed) {
+        let last = parsed.len() - 1;
+        for (index, run) in parsed.iter_mut().enumerate() {
+            let digest = &mut run.request.digest;
+            (digest.primary, digest.index) = (primary, index as u8);
+            digest.left = (last - index) as u8;
             if let Some(verdict) = run.verdict {
-                self.shared.verdicts.set(seq, verdict);
+                self.shared.verdicts.set(first + index as u64, verdict);
             }
         }
-        let last = parsed.len() as u8 - 1;
-        let requests = parsed.iter().zip(0..=last).map(|(run, index)| {
-            let mut request = run.request;
-            let digest = &mut request.digest;
-            (digest.primary, digest.index, digest.left) = (primary, index, last - index);
-            request
-        });
+        let requests = parsed.iter().map(|run| run.request);
         let published = self.publisher.try_publish_all(requests);
         assert!(published.is_ok(), "published without room at {first}");
     }

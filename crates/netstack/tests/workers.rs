@@ -3,7 +3,7 @@
 #![cfg(feature = "testkit")]
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
-use dominoes_netstack::group::{GroupTuning, Layout, ReplicatedGroup, ReplicatedWorker};
+use dominoes_netstack::group::{GroupTuning, Layout, Primaries, ReplicatedGroup, ReplicatedWorker};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{Setup, Worker as _};
 use dominoes_testkit::packet::{self, ACK, TO_STACK};
@@ -132,9 +132,79 @@ fn a_batch_of_merged_frames_is_a_quarter_of_a_window() {
         worker.parse();
         claimed
     });
-    // 60,054 bytes fit four times into 256 KiB, and 1,502 bytes 14 times into what is left.
+    // 60,054 bytes fit four times into 256 KiB, and 1,502 bytes fit 14 times into the rest.
     let claimed = Vec::from_iter(claimed.flatten());
     assert_eq!(claimed, [8, 4, 18, 90, 80]);
+}
+
+#[test]
+fn a_worker_performs_its_own_batch_as_it_applies_it_and_retains_nothing() {
+    let (mut workers, script) = workers(2, GroupTuning::default());
+    let [first, second] = &mut workers[..] else {
+        panic!("two workers");
+    };
+    learn(first, &script);
+    while first.work() + second.work() > 0 {}
+    receive(&script, 0..4, 10);
+    assert_eq!(first.pump(NOW), Some(4));
+    assert!(first.work() > 0);
+    assert_eq!(first.pending_effects().count(), 0);
+    assert_eq!(first.stats().effects.frames, 4);
+    // Effects of a batch that is another worker's are retained until they are known to be done.
+    second.apply();
+    assert_eq!(second.pending_effects().count(), 1);
+    while second.work() > 0 {}
+    assert_eq!(second.pending_effects().count(), 0);
+    assert_eq!(second.stats().effects.frames, 0);
+}
+
+#[test]
+fn frames_of_another_worker_are_left_to_it() {
+    let layout = Layout::default()
+        .replicas(2)
+        .primaries(Primaries::ByPosition);
+    let (group, script) = group(layout.tuning(GroupTuning::default().frame_chunk(1)));
+    let mut workers = group.into_workers();
+    let [first, second] = &mut workers[..] else {
+        panic!("two workers");
+    };
+    learn(first, &script);
+    while first.work() + second.work() > 0 {}
+    for round in 0..2 {
+        receive(&script, 10 * round..10 * round + 10, 10);
+        assert_eq!(first.pump(NOW), Some(10));
+        while first.work() + second.work() > 0 {}
+    }
+    let frames = [&*first, &*second].map(|worker| worker.stats().effects.frames);
+    assert_eq!(frames, [10, 10]);
+    assert_eq!(
+        first
+            .pending_effects()
+            .chain(second.pending_effects())
+            .count(),
+        0
+    );
+}
+
+#[test]
+fn a_socket_is_free_again_though_a_replica_is_gone() {
+    let mac = packet::mac_of([10, 0, 0, 1]);
+    let (device, _script) = scripted_with(MemoryConfig::default().macs(mac, mac));
+    let mut setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+    setup.limits.udp_sockets = 1;
+    let layout = Layout::default().tuning(GroupTuning::default().always_log(true));
+    let group: ReplicatedGroup = ReplicatedGroup::new(setup, layout, Box::new(device)).unwrap();
+    let sockets = group.sockets();
+    let mut workers = group.into_workers();
+    workers.truncate(1);
+    for port in 1..10 {
+        for _ in 0..20 {
+            workers[0].turn(NOW);
+        }
+        let socket = sockets.bind_udp(port);
+        assert!(socket.is_ok(), "{port}: {socket:?}");
+        workers[0].turn(NOW);
+    }
 }
 
 #[test]

@@ -426,8 +426,10 @@ impl Parsed {
             let about = (parsed.flow, known.unwrap_or(&mut parsed.hint));
             segments += usize::from(parsed.request.digest.count);
             if pump.sample_run(now, &mut parsed.request, about, (run, parsed.verdict)) {
-                self.parsed.swap(kept, at);
-                self.runs.swap(kept, at);
+                if kept != at {
+                    self.parsed.swap(kept, at);
+                    self.runs.swap(kept, at);
+                }
                 kept += 1;
             }
         }
@@ -436,7 +438,11 @@ impl Parsed {
             .drain(kept..)
             .for_each(|run| pump.recycler.put(run));
         if kept > 0 {
-            log.publish_batch(self.worker, &self.parsed, core::mem::take(&mut self.runs));
+            log.publish_batch(
+                self.worker,
+                &mut self.parsed,
+                core::mem::take(&mut self.runs),
+            );
             self.parsed.clear();
         }
         segments

@@ -43,6 +43,13 @@ use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, ReplicatedShared};
 
 impl ReplicatedShared {
+    /// Posts the fingerprint of worker `id` at `position`, and compares it.
+    #[inline(never)]
+    pub(crate) fn post(&self, id: usize, position: Seq, fingerprint: u64) {
+        self.posts.post(id, position, fingerprint);
+        self.compare_at(position);
+    }
+
     /// Compares the fingerprints at `position`, after the caller has posted its own.
     #[cold]
     pub(crate) fn compare_at(&self, position: Seq) {

@@ -233,7 +233,11 @@ impl<T: FaultHooks> Executor<'_, T> {
     /// Builds those of the cursor's frames that belong to this worker, at most `most`. An error
     /// means that frames remain: `most` are built, or another worker has begun the next one.
     #[inline(always)]
-    fn build_own_frames(&mut self, frames: &impl NumberedFrames, most: u32) -> Result<Step, Step> {
+    pub(crate) fn build_own_frames(
+        &mut self,
+        frames: &impl NumberedFrames,
+        most: u32,
+    ) -> Result<Step, Step> {
         let has_payload = frames.has_payload();
         let mut built = 0;
         while self.cursor.frame < frames.count() {

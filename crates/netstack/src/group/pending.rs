@@ -38,6 +38,23 @@ pub(crate) struct Applied {
     pub(crate) is_stored: bool,
 }
 
+impl Applied {
+    #[inline]
+    pub(crate) fn new(request: &Request, effects: u32, is_stored: bool) -> Self {
+        let (seg_len, payload_offset) = request.layout();
+        Applied {
+            effects,
+            len: request.digest.len,
+            seg_len,
+            payload_offset: payload_offset as u16,
+            primary: request.digest.primary,
+            index: request.digest.index,
+            left: request.digest.left,
+            is_stored,
+        }
+    }
+}
+
 /// The effects of the last requests, of all primaries, oldest first.
 #[derive(Clone, Default)]
 pub(crate) struct PendingEffects {
@@ -79,17 +96,9 @@ impl PendingEffects {
     /// Ends the request that was applied last: its effects are pending from now on. `is_stored`
     /// says whether its payload is stored already.
     pub(crate) fn commit(&mut self, request: &Request, is_stored: bool) {
-        let (seg_len, payload_offset) = request.layout();
-        self.applied.push_back(Applied {
-            effects: core::mem::take(&mut self.uncommitted),
-            len: request.digest.len,
-            seg_len,
-            payload_offset: payload_offset as u16,
-            primary: request.digest.primary,
-            index: request.digest.index,
-            left: request.digest.left,
-            is_stored,
-        });
+        let effects = core::mem::take(&mut self.uncommitted);
+        self.applied
+            .push_back(Applied::new(request, effects, is_stored));
     }
 
     /// Lets `change` change the effects of the request that is being applied.

@@ -41,7 +41,7 @@ use crate::io::perform::Template;
 use crate::io::world::Wakes;
 use crate::io::{BatchRuns, FrameRecycler};
 use crate::log::effect::Effect;
-use crate::log::request::Request;
+use crate::log::request::{Request, Verdict};
 use crate::state::apply::ReplicaState;
 use crate::stats::EffectStats;
 use crate::time::Instant;
@@ -60,6 +60,8 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     pub(crate) log: Subscription<Request, Spin>,
     pub(crate) replica: ReplicaState,
     pub(crate) pending: PendingEffects,
+    /// Effects of a request that it performs at once; empty between two requests.
+    pub(super) effects: Vec<Effect>,
     /// Which replicas own which stretch of the log and of the frame numbers: only an owner may be
     /// the primary of work in it.
     pub(crate) epochs: Epochs,
@@ -78,7 +80,7 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     /// About how many payload bytes its own requests have that are prepared and not performed. When
     /// this reaches `ahead_bytes`, the worker prepares no more of its own, and claims no
     /// frames unless a batch of any worker waits to be published.
-    prepared_bytes: usize,
+    pub(super) prepared_bytes: usize,
     /// How far its own share is performed.
     pub(crate) cursor: Cursor,
     /// What `shared.performed[id]` is: up to which position the workers of this replica slot, one
@@ -104,7 +106,7 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     /// Headers of the frames built last, for the next ones that have the same.
     pub(crate) template: Template,
     /// Faults of a test. `T::ACTIVE`: the worker has fault hooks.
-    hooks: T,
+    pub(super) hooks: T,
     /// Whether `hooks` is changing the effects of a request.
     in_hooks: bool,
     pub(crate) stats: EffectStats,
@@ -141,6 +143,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             cursor: Cursor::at_first(&pending),
             replica,
             pending,
+            effects: Vec::new(),
             epochs,
             state: WorkerState::Active,
             prepared_bytes: 0,
@@ -241,7 +244,15 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     #[inline]
     pub(super) fn process_log(&mut self) -> usize {
         self.log.poll();
-        let done = self.prepare_mine() + self.apply_ready(APPLY_BATCH);
+        let mut done = self.prepare_mine();
+        let most_frames = self.shared.layout.tuning.frame_chunk as u32;
+        while done < APPLY_BATCH {
+            match self.apply_at_once(most_frames) {
+                0 => break,
+                applied => done += applied + self.send_in_turn(false),
+            }
+        }
+        done += self.apply_ready(APPLY_BATCH);
         done + self.perform_and_send()
     }
 
@@ -394,22 +405,13 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             return false;
         };
         let found = self.shared.verdicts.get(seq);
-        // `STORED`, a bit in the word of the verdict, means that the worker that verified the
-        // checksum copied the payload into the receive ring as well.
-        let is_stored = found.is_some_and(|found| found & STORED != 0);
-        let mut verdict = found.map(|found| found & !STORED);
-        let mut changed;
-        let mut request = request;
-        if T::ACTIVE {
-            self.hooks.change_state(seq, &mut self.replica);
-            changed = *request;
-            verdict = self.hooks.change_verdict(seq, verdict, &changed);
-            if verdict.is_some() {
-                self.hooks.change_request(seq, &mut changed);
-            }
-            request = &changed;
-        }
-        let Some(verdict) = verdict else { return false };
+        let mut changed = None;
+        let replica = &mut self.replica;
+        let Some((request, verdict, is_stored)) =
+            ready(&mut self.hooks, replica, seq, request, found, &mut changed)
+        else {
+            return false;
+        };
         if request.digest.index == 0 {
             let mask = self.shared.epoch_owners.get(seq);
             let frame = self.replica.frames().next;
@@ -450,8 +452,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             self.unposted.push((position, fingerprint));
             return;
         }
-        posts.post(self.id, position, fingerprint);
-        self.shared.compare_at(position);
+        self.shared.post(self.id, position, fingerprint);
     }
 
     /// Performs this worker's share. After each `frame_chunk` frames it tries to send, so that the
@@ -547,6 +548,10 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             // `ReplicatedShared::has_reported`.
             self.shared.performed[self.id].store(self.reported, Ordering::Release);
             self.shared.slot_stats[self.id].post(&self.stats);
+            // A worker without pending effects looks for no stragglers, so it reports here.
+            if self.pending.applied.is_empty() && self.shared.membership.misses_a_replica() {
+                self.report_all_done();
+            }
         }
     }
 
@@ -666,6 +671,31 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.forget(self.shared.performed_by(self.epochs.owners()));
         !self.pending.applied.is_empty()
     }
+}
+
+/// The `request` at `seq` with its verdict, and whether its payload is stored, if the verdict is
+/// known. The hooks of a test may change all of them.
+#[inline(always)]
+pub(super) fn ready<'a, T: FaultHooks>(
+    hooks: &mut T,
+    replica: &mut ReplicaState,
+    seq: Seq,
+    request: &'a Request,
+    found: Option<Verdict>,
+    changed: &'a mut Option<Request>,
+) -> Option<(&'a Request, Verdict, bool)> {
+    // `STORED`, a bit in the word of the verdict, means that the worker that verified the checksum
+    // copied the payload into the receive ring as well.
+    let is_stored = found.is_some_and(|found| found & STORED != 0);
+    let verdict = found.map(|found| found & !STORED);
+    if !T::ACTIVE {
+        return Some((request, verdict?, is_stored));
+    }
+    hooks.change_state(seq, replica);
+    let changed = changed.insert(*request);
+    let verdict = hooks.change_verdict(seq, verdict, changed)?;
+    hooks.change_request(seq, changed);
+    Some((changed, verdict, is_stored))
 }
 
 impl<T: FaultHooks> core::fmt::Debug for ReplicatedWorker<T> {

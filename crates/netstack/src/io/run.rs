@@ -241,7 +241,10 @@ impl FrameRecycler {
         match runs {
             BatchRuns::One(run) => self.put(run),
             BatchRuns::Parsed(mut runs) => {
-                runs.drain(..).for_each(|run| self.put(run));
+                for batch in runs.iter_mut().filter_map(|run| run.batch.take()) {
+                    self.put_batch(batch);
+                }
+                runs.clear();
                 self.put_spare_runs(runs);
             }
         }

@@ -1,0 +1,231 @@
+//! The short way: a worker performs its batches as it applies them.
+//!
+//! It does so while all of its earlier work is done. It begins the batch once, applies each request
+//! into an empty list, and performs the effects in that list, so it retains none of them. If a
+//! frame of a request belongs to another worker, or to a later step, the request's effects become
+//! [pending](super::pending), and the [executor](super::execute) continues there.
+
+use core::panic::AssertUnwindSafe;
+use std::panic::{catch_unwind, resume_unwind};
+
+use super::execute::{Access, Executor, HeldUnits};
+use super::pending::{Applied, Cursor, PendingEffects};
+use super::worker::{ReplicatedWorker, ready};
+use crate::group::{FaultHooks, Primaries};
+use crate::io::world::Wakes;
+use crate::log::effect::Effect;
+use crate::log::request::Request;
+
+/// How far the effects of a request are performed.
+enum Progress {
+    /// All of them.
+    Done,
+    /// All except frames of other workers.
+    OthersLeft,
+    /// The effects before this number, and this number of frames of the next one.
+    Stopped(u32, u32),
+}
+
+impl<T: FaultHooks> ReplicatedWorker<T> {
+    /// Applies requests of the next batch and performs them at once, if the batch is this worker's
+    /// and all of its earlier work is done. Stops after `most_frames` frames. Returns the number of
+    /// requests that it applied.
+    pub(super) fn apply_at_once(&mut self, most_frames: u32) -> usize {
+        let from = self.replica.position();
+        if self.cursor.seq != from || self.shared.layout.confirm {
+            return 0;
+        }
+        let ReplicatedWorker {
+            id,
+            shared,
+            log,
+            replica,
+            pending,
+            epochs,
+            cursor,
+            prepared_bytes,
+            template,
+            stats,
+            hooks,
+            recycler,
+            effects,
+            ..
+        } = self;
+        let shared = &**shared;
+        let Some(request) = log.get(from) else {
+            return 0;
+        };
+        let is_mine = usize::from(request.digest.primary) == *id
+            && shared.layout.primaries != Primaries::Greedy;
+        if !is_mine || shared.verdicts.get(from).is_none() {
+            return 0;
+        }
+        if request.digest.index == 0 {
+            let mask = shared.epoch_owners.get(from);
+            epochs.begin_batch(from, mask, &shared.layout, replica.frames().next);
+        }
+        let end = from + u64::from(request.digest.left) + 1;
+        let nothing = PendingEffects::default();
+        let mut executor = Executor {
+            id: *id,
+            shared,
+            pending: &nothing,
+            epochs,
+            cursor,
+            prepared_bytes,
+            template,
+            stats,
+            hooks,
+            recycler,
+            wakes: Wakes::new(&shared.world),
+            held: HeldUnits::NOTHING,
+        };
+        let frames_end = executor.stats.frames + u64::from(most_frames);
+        let mut seq = from;
+        let posts = &shared.posts;
+        // Whether a panic comes from applying a request.
+        let mut is_applying = false;
+        loop {
+            let batch = || {
+                while seq < end && executor.stats.frames < frames_end {
+                    let Some(request) = log.get(seq) else { break };
+                    let found = shared.verdicts.get(seq);
+                    let mut changed = None;
+                    let Some((request, verdict, is_stored)) =
+                        ready(executor.hooks, replica, seq, request, found, &mut changed)
+                    else {
+                        break;
+                    };
+                    is_applying = true;
+                    replica.apply_in_batch(request, verdict, effects);
+                    is_applying = false;
+                    if T::ACTIVE {
+                        executor.hooks.change_effects(seq, effects);
+                    }
+                    seq += 1;
+                    if posts.is_due(seq) {
+                        shared.post(*id, seq, replica.post(seq / posts.every()));
+                    }
+                    if !executor.perform_at_once(request, is_stored, effects, pending, frames_end) {
+                        break;
+                    }
+                }
+            };
+            match catch_unwind(AssertUnwindSafe(batch)) {
+                Ok(()) => break,
+                Err(panic) => match log.get(seq) {
+                    Some(request) if is_applying && replica.position() == seq + 1 => {
+                        is_applying = false;
+                        replica.recover(panic, request, effects);
+                        seq += 1;
+                        if posts.is_due(seq) {
+                            shared.post(*id, seq, replica.post(seq / posts.every()));
+                        }
+                        if !executor.perform_at_once(request, false, effects, pending, frames_end) {
+                            break;
+                        }
+                    }
+                    _ => resume_unwind(panic),
+                },
+            }
+        }
+        drop(executor);
+        let applied = (seq - from) as usize;
+        self.epochs.forget(self.pending.first);
+        self.log.advance_to(seq);
+        applied
+    }
+}
+
+impl<T: FaultHooks> Executor<'_, T> {
+    /// Performs the `effects` of the request at the cursor, which was just applied, and moves the
+    /// cursor past it. Effects that are not done become `pending`. Returns false if some of them
+    /// are this worker's; then the cursor is at the first of these.
+    #[inline(always)]
+    fn perform_at_once(
+        &mut self,
+        request: &Request,
+        is_stored: bool,
+        effects: &mut Vec<Effect>,
+        pending: &mut PendingEffects,
+        frames_end: u64,
+    ) -> bool {
+        let applied = Applied::new(request, effects.len() as u32, is_stored);
+        let progress = self.perform_effects(&applied, effects, frames_end);
+        if let Progress::Done = progress {
+            if pending.applied.is_empty() {
+                pending.first += 1;
+            } else {
+                pending.applied.push_back(Applied {
+                    effects: 0,
+                    ..applied
+                });
+            }
+            effects.clear();
+        } else {
+            self.cursor.effect = pending.effects.len();
+            pending.effects.extend(effects.drain(..));
+            pending.applied.push_back(applied);
+            if let Progress::Stopped(number, frame) = progress {
+                self.cursor.effect += number as usize;
+                (self.cursor.number, self.cursor.frame) = (number, frame);
+                return false;
+            }
+            self.cursor.effect = pending.effects.len();
+        }
+        *self.prepared_bytes = self.prepared_bytes.saturating_sub(applied.len as usize);
+        self.stats.requests += 1;
+        let effect = self.cursor.effect;
+        *self.cursor = Cursor {
+            seq: self.cursor.seq + 1,
+            effect,
+            ..Cursor::default()
+        };
+        true
+    }
+
+    #[inline(always)]
+    fn perform_effects(
+        &mut self,
+        applied: &Applied,
+        effects: &[Effect],
+        frames_end: u64,
+    ) -> Progress {
+        let mut others_left = false;
+        for (number, effect) in (0..).zip(effects) {
+            (self.cursor.number, self.cursor.frame) = (number, 0);
+            let before = self.stats.frames;
+            let most = frames_end.saturating_sub(before) as u32;
+            let (built, count) = match effect {
+                Effect::Transmit(transmit) => {
+                    (self.build_own_frames(transmit, most), transmit.count)
+                }
+                Effect::Send(send) => (self.build_own_frames(send, most), send.count),
+                effect => {
+                    match self.claim_piece(applied, number) {
+                        Access::Do => self.execute(applied, effect),
+                        Access::Pass => {}
+                        Access::Stop => return Progress::Stopped(number, 0),
+                    }
+                    continue;
+                }
+            };
+            if built.is_err() {
+                return Progress::Stopped(number, self.cursor.frame);
+            }
+            others_left |= self.stats.frames - before < u64::from(count);
+        }
+        if applied.left == 0 {
+            self.cursor.number = applied.effects;
+            match self.claim_piece(applied, applied.effects) {
+                Access::Do => self.finish_batch(),
+                Access::Pass => {}
+                Access::Stop => return Progress::Stopped(applied.effects, 0),
+            }
+        }
+        match others_left {
+            true => Progress::OthersLeft,
+            false => Progress::Done,
+        }
+    }
+}
