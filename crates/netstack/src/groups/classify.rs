@@ -13,7 +13,8 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ECHO_REQUEST: u8 = 8;
 
-/// The groups that receive a frame. The first group gets malformed frames, and counts them.
+/// The groups that receive a frame. The first group gets malformed frames, and counts them. A message
+/// that is answered must go to one group, or its handler must ask `is_first`.
 #[inline]
 pub(crate) fn target(grouping: &Grouping, frame: &[u8]) -> Target {
     let first = Target::One(0);

@@ -109,7 +109,6 @@
 //!   would otherwise refuse all connections for a minute.
 //!
 //! [`ip`](crate::ip) lists the departures of IPv4, ARP, ICMP and UDP.
-//! [`ip`](crate::ip) lists the departures of IPv4, ARP, ICMP and UDP.
 
 mod ack;
 mod arrive;

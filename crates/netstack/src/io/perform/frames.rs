@@ -448,7 +448,6 @@ fn build_copies<const N: usize>(
     }
 }
 
-/// Builds the claimed frame `i`, which has payload, for a device that computes checksums. The
 /// Builds the claimed frame `i`, with payload, for a device that computes checksums. The device
 /// reads the payload in the stream's ring, or in the slot where the ring wraps.
 #[inline(always)]
