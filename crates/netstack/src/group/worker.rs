@@ -70,7 +70,7 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     /// With [`Layout::confirm`](crate::group::Layout): each fingerprint that it posted, up to this
     /// position of the log, equalled the fingerprint of a majority of the replicas.
     pub(crate) confirmed: Seq,
-    /// What `state` was before this worker began to join.
+    /// What `state` was before this worker began to join; `Gone` if it was new.
     pub(crate) joined_from: WorkerState,
     /// Fingerprints that it computed during its join check, in which its state is compared with
     /// the states of others. They do not count yet, so they are kept here and not posted.

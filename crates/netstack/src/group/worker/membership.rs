@@ -1,4 +1,4 @@
-//! How a worker joins its group, parks and leaves.
+//! How a worker joins its group, is parked (loses its share and its replica), and leaves.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::group::slots::Snapshot;
 use crate::group::steal::Stragglers;
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
-    /// Replaces the worker's state by that of `snapshot`.
+    /// Replaces the replica and all that belongs to its position. The join check comes next.
     fn restart_from(&mut self, snapshot: Snapshot) {
         let now = self.stragglers.now;
         let Snapshot {
@@ -31,13 +31,12 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.state = WorkerState::JoinCheck;
     }
 
-    /// Takes a snapshot if one is there, and goes on with the join check. Returns whether the
-    /// worker is active from now on.
+    /// Takes a snapshot if one is there, and continues the join check, which compares its replica
+    /// with the other ones. Returns whether the worker is active from now on.
     pub(crate) fn try_join(&mut self) -> bool {
         if self.state == WorkerState::Joining {
             let Some(snapshot) = self.shared.membership.take_snapshot(self.id) else {
-                // Moves to the end of the log: a reader that stands still keeps slots from being
-                // used again.
+                // Moves to the end of the log: a reader that does not move holds up the pump.
                 let end = self.log.poll();
                 self.log.advance_to(end);
                 return false;
@@ -47,7 +46,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.run_join_check()
     }
 
-    /// Becomes active at the position of its state.
+    /// Becomes active, from its replica's position in the log on.
     pub(crate) fn activate(&mut self) {
         self.reported = self
             .shared
@@ -59,14 +58,14 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.state = WorkerState::Active;
     }
 
-    /// If this worker was notified, handles the changes of its slot: join, leave, park, divergence.
-    /// Returns true if it has no state to work with; then the caller does nothing.
+    /// If this worker was notified, handles what changed in the membership. Returns true if it is
+    /// neither active nor leaving afterwards; then the caller does nothing.
     #[inline]
     pub(crate) fn handle_membership(&mut self) -> bool {
         self.shared.membership.is_notified(self.id) && self.handle_notification()
     }
 
-    /// Notifies this worker, so that its next step handles the changes of its slot once more.
+    /// Notifies this worker, so that its next turn calls `handle_notification` once more.
     fn handle_again_next_turn(&self) {
         self.shared.membership.notify(1 << self.id);
     }
@@ -74,11 +73,11 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     #[cold]
     fn handle_notification(&mut self) -> bool {
         if self.is_parked() {
-            // `return_to_log` stores atomics that belong to the solo worker, so a parked worker
-            // must not call it.
+            // It stays notified, so each turn ends here until the worker is unparked.
             return true;
         }
-        // Leaves solo mode: a worker that is given a state may join and leave before the next turn.
+        // Leaves solo mode, which cannot see that the log moves: a worker that gets a snapshot below
+        // may join, publish and leave before this worker's next turn.
         self.return_to_log();
         let shared = Arc::clone(&self.shared);
         shared.membership.clear_notification(self.id);
@@ -123,6 +122,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
                 self.handle_again_next_turn();
                 return true;
             }
+            // No other worker stays, so the request to leave was withdrawn.
             self.state = WorkerState::Active;
         }
         if self.serve_joiners() || self.state != WorkerState::Active {
@@ -131,12 +131,12 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         false
     }
 
-    /// Whether it has a state, and was not asked to leave.
+    /// Whether it is active, and was not asked to leave.
     pub fn is_active(&self) -> bool {
         self.state == WorkerState::Active && !self.shared.membership.is_leaving(self.id)
     }
 
-    /// Gives up its state. It has performed its share.
+    /// Gives up its replica, and keeps its replica slot. Its share is performed.
     fn park(&mut self) {
         self.intake.abandon(&mut self.recycler);
         self.put_back();
@@ -145,30 +145,30 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.state = WorkerState::Parked;
     }
 
-    /// Whether this worker is parked: its turns do nothing until the others have too much to do.
+    /// Whether this worker is parked: its turns do nothing until it is unparked.
     pub fn is_parked(&self) -> bool {
         self.state == WorkerState::Parked && self.shared.membership.parked() >> self.id & 1 != 0
     }
 
-    /// Whether this worker has left as it was asked to. Nothing is left to do but to drop it.
+    /// Whether this worker has left on request. All that remains is to drop it.
     pub fn has_left(&self) -> bool {
         self.state == WorkerState::Gone
     }
 
-    /// Counts that it became active.
+    /// Counts that it became active: new, unparked, or repaired after a divergence.
     pub(crate) fn count_join(&mut self) {
         let joined_from = core::mem::replace(&mut self.joined_from, WorkerState::Active);
         self.shared.membership.count_join(joined_from);
     }
 
-    /// Releases its slot. Units that it had begun were released when its last step ended.
+    /// Releases its replica slot. Work that it had begun was released when its last step ended.
     fn release(&mut self) {
         let id = self.id;
         let waits = matches!(self.state, WorkerState::Joining | WorkerState::JoinCheck);
         match self.state {
             WorkerState::Parked => self.shared.membership.release(id, WorkerState::Joining),
             WorkerState::Gone => self.shared.release_slot(id, WorkerState::Gone),
-            // It never became active.
+            // It was new, and never became active. (A worker that joins again counts as failed.)
             state if waits && self.joined_from == WorkerState::Gone => {
                 self.shared.release_slot(id, state);
             }
