@@ -5,21 +5,21 @@
 //!
 //! # Why the values are sound
 //!
-//! The word of a slot is `lap (24) | next piece (30) | readers (7) | EMPTY | DONE | BEGUN`. The
-//! argument does not depend on the behaviour of callers:
+//! The word of a slot is `lap (24) | next piece (30) | readers (7) | EMPTY | DONE | BEGUN`; its lap
+//! is the position divided by the number of slots. The argument holds whatever callers do:
 //!
 //! 1. Only the [`BatchWriter`] puts values into slots, and only where the word is `EMPTY`. It
 //!    stores a word without `EMPTY` after the value.
 //! 2. [`Batches::read`] and [`Batches::begin`] succeed only on a word of the batch's own lap that
-//!    is neither `DONE` nor `EMPTY`. Each is one compare-and-swap: the one counts a reader, the
-//!    other sets `BEGUN`. So `BEGUN` has one holder, and both find a value in the slot.
+//!    is neither `DONE` nor `EMPTY`. Each is one compare-and-swap: `read` counts a reader, `begin`
+//!    sets `BEGUN`. So `BEGUN` has one holder, and both find a value in the slot.
 //! 3. Only the holder of `BEGUN` sets `DONE`, as it clears `BEGUN`. After that no reader enters,
 //!    and readers only leave. So exactly one atomic operation leaves a word that is `DONE`, without
 //!    readers and not `BEGUN`. Its thread moves the value out, and stores `EMPTY`.
 //!
-//! If the lap in a word has wrapped around, a caller finds the value of another lap, and no empty
-//! slot. Destructors are user code: before one runs, its value is out of the slot, and the word is
-//! `EMPTY`.
+//! Laps wrap around: a caller may find the value of a batch 2^24 laps away, but no empty slot.
+//! Destructors are user code: before one runs, its value is out of the slot, and the word is
+//! `EMPTY` or, while the `Batches` are dropped, the loop is past the slot.
 
 use crate::{
     Seq, UnitState,
@@ -53,18 +53,18 @@ pub struct BatchWriter<A> {
     shared: Arc<Batches<A>>,
     /// First position of the next batch.
     next: Seq,
-    /// All batches below are done, and their values are out.
+    /// All batches below are done, and their slots are empty.
     done: Seq,
     /// The lengths of the batches from `done` to `next`.
     open: VecDeque<u64>,
 }
 
-/// Records for the batches of a log with `slots` slots, as returned by
-/// [`Log::slots`](crate::Log::slots).
+/// Records for the batches of a log that has `slots` slots ([`Log::slots`](crate::Log::slots)).
 ///
 /// The single publisher [puts](BatchWriter::put) the record of a batch before it publishes the
-/// batch's entries. Other threads [read](Batches::read) the value in place, or [begin](Batches::begin) the
-/// batch, do pieces of its work and say how far they came. One thread at a time has begun a batch.
+/// batch's entries. Other threads [read](Batches::read) the value in place, or
+/// [begin](Batches::begin) the batch, do pieces of its work and say how far they came. One thread
+/// at a time has begun a batch.
 /// A thread that stops before all is done, even by unwinding, leaves the rest to the next one.
 /// When all is done, the last thread that leaves the batch gets the value.
 ///
@@ -123,7 +123,7 @@ pub fn batches<A: Send + Sync>(slots: usize) -> (BatchWriter<A>, Arc<Batches<A>>
 impl<A> Batches<A> {
     /// Pieces of work in a batch, at most.
     pub const MAX_PIECES: u64 = 1 << NEXT_BITS;
-    /// Threads that may read a batch at a time.
+    /// The most [`ReadBatch`]es of one batch at a time.
     pub const MAX_READERS: u64 = READERS / READER;
 
     #[inline]
@@ -146,12 +146,12 @@ impl<A> Batches<A> {
         self.values.len()
     }
 
-    /// The state of piece `piece` of the batch at `first`, which was put. A batch is done if a
-    /// later one has its slot.
+    /// The state of piece `piece` of the batch at `first`. It is [`UnitState::Done`], too, if a
+    /// later batch has the slot, or if no batch was put at `first`.
     #[inline]
     pub fn state(&self, first: Seq, piece: u64) -> UnitState {
-        // ORDERING: Acquire, pairs with the Release in `release`: a thread that reads that a piece
-        // is done sees the writes of doing it.
+        // ORDERING: Acquire, pairs with the Release in `release` (for an earlier lap by way of
+        // `room` and `put`): a thread that finds a piece done sees the writes of doing it.
         let word = self.words[self.index(first)].load(Ordering::Acquire);
         if !self.is_of(word, first) || word & DONE != 0 || piece < (word & NEXT) >> NEXT_SHIFT {
             UnitState::Done
@@ -162,11 +162,11 @@ impl<A> Batches<A> {
         }
     }
 
-    /// Keeps the value of the batch at `first` in its slot as long as the result lives. `None` if
-    /// the batch is done.
+    /// Keeps the value of the batch at `first` in its slot as long as the [`ReadBatch`] lives.
+    /// `None` if the batch is done, or none was put at `first`.
     ///
     /// # Panics
-    /// If [`MAX_READERS`](Self::MAX_READERS) threads read it.
+    /// If there are [`MAX_READERS`](Self::MAX_READERS) of it already.
     #[inline]
     pub fn read(&self, first: Seq) -> Option<ReadBatch<'_, A>> {
         let at = &self.words[self.index(first)];
@@ -197,8 +197,8 @@ impl<A> Batches<A> {
     /// Begins the batch at `first` where the previous thread stopped.
     ///
     /// # Errors
-    /// [`UnitState::Begun`] if another thread has begun it, [`UnitState::Done`] if all of it is
-    /// done.
+    /// [`UnitState::Begun`] if it is begun already, [`UnitState::Done`] if all of it is done, or no
+    /// batch was put at `first`.
     #[inline]
     pub fn begin(&self, first: Seq) -> Result<BegunBatch<'_, A>, UnitState> {
         let at = &self.words[self.index(first)];
@@ -237,12 +237,12 @@ impl<A> Batches<A> {
         unsafe { self.values.get(self.index(first)) }
     }
 
-    /// Adds `change` to the word, which ends the caller's hold of the batch. Returns the value if
-    /// the caller was the last one.
+    /// Adds `change`, modulo 2^64, to the word: the caller no longer reads the batch, or has it
+    /// begun. Returns the value if the batch is done and the caller was the last one.
     #[inline]
     fn release(&self, first: Seq, change: u64) -> Option<A> {
         let index = self.index(first);
-        self.values.touch(index, 1);
+        self.values.touch(index, 1); // For loom: the caller may have read the slot.
         let at = &self.words[index];
         // ORDERING: Release, pairs with the Acquire here and in `begin` and `state`: the caller's
         // work and reading are over. Acquire, for the same of all other threads.
@@ -261,7 +261,7 @@ impl<A> Batches<A> {
 
 impl<A> Drop for Batches<A> {
     fn drop(&mut self) {
-        /// Drops the remaining values even if a destructor panics.
+        /// Drops the remaining values. If a destructor panics, `again` drops the others.
         struct Rest<'a, A> {
             batches: &'a Batches<A>,
             next: usize,
@@ -275,7 +275,7 @@ impl<A> Drop for Batches<A> {
                         continue;
                     }
                     // SAFETY: `&mut Batches`, so no other thread uses the slot. Its word is not
-                    // `EMPTY`, so it holds a value, which is taken once, since `next` has moved past it.
+                    // `EMPTY`, so it holds a value, which is taken once: `next` is past it.
                     let value = unsafe { self.batches.values.take(index) };
                     let again = Rest {
                         next: self.next,
@@ -308,15 +308,15 @@ impl<A: Send + Sync> BatchWriter<A> {
         self.next
     }
 
-    /// The position below which all batches are done and their values are out, as
+    /// The position below which all batches are done and their slots empty, as
     /// [`room`](Self::room) last saw it.
     #[inline]
     pub fn done(&self) -> Seq {
         self.done
     }
 
-    /// How many positions the next batch may have: the slots, less those from the oldest batch on
-    /// that is not done, or still read.
+    /// How many positions the next batch may have: the number of slots, less all positions from the
+    /// oldest batch on that is not done, or is still read.
     #[inline]
     pub fn room(&mut self) -> usize {
         let shared = &*self.shared;
@@ -349,9 +349,9 @@ impl<A: Send + Sync> BatchWriter<A> {
         }
         let (shared, first) = (&*self.shared, self.next);
         let index = shared.index(first);
-        // SAFETY: there is one writer. All batches of the last lap whose slots this one uses are
-        // done, and their words are `EMPTY` (see `room`), so no other thread uses the slot until
-        // the word is stored (fact 1).
+        // SAFETY: there is one writer. All batches of the previous lap whose slots this one uses
+        // are done, and their words are `EMPTY` (see `room`), so no other thread uses the slot
+        // until the word is stored (fact 1).
         unsafe { shared.values.write(index, value) };
         // ORDERING: Release, pairs with the Acquire in `read` and `begin`: the value is there.
         shared.words[index].store(shared.lap(first), Ordering::Release);
@@ -401,8 +401,8 @@ impl<A> ReadBatch<'_, A> {
         self.batches.value(self.first)
     }
 
-    /// Ends reading. Returns the value if the batch is done and no other thread reads it; if the
-    /// result is dropped instead of this call, so is that value.
+    /// Ends reading. Returns the value if the batch is done and has no other reader. Dropping the
+    /// [`ReadBatch`] instead drops the value then.
     #[inline]
     pub fn release(self) -> Option<A> {
         let (batches, first) = (self.batches, self.first);
@@ -446,7 +446,7 @@ impl<A> BegunBatch<'_, A> {
         piece < self.next
     }
 
-    /// Marks all pieces before `piece` as done. Has no effect if more are done already.
+    /// Notes that all pieces before `piece` are done, which other threads see when this is dropped.
     ///
     /// # Panics
     /// If `piece` is not below [`Batches::MAX_PIECES`].
@@ -456,8 +456,8 @@ impl<A> BegunBatch<'_, A> {
         self.next = self.next.max(piece);
     }
 
-    /// Marks the whole batch as done. Returns the value, unless another thread reads it: then that
-    /// one gets it.
+    /// Marks the whole batch as done. Returns the value, unless the batch is still read: then the
+    /// last reader gets it.
     #[inline]
     pub fn finish(self) -> Option<A> {
         let change = DONE - BEGUN;

@@ -76,8 +76,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             // It stays notified, so each turn ends here until the worker is unparked.
             return true;
         }
-        // Leaves solo mode, which cannot see that the log moves: a worker that gets a snapshot below
-        // may join, publish and leave before this worker's next turn.
+        // Leaves solo mode, which does not see that the log moves: a worker that gets a snapshot
+        // below may join, publish and leave before this worker's next turn.
         self.return_to_log();
         let shared = Arc::clone(&self.shared);
         shared.membership.clear_notification(self.id);
