@@ -1,9 +1,9 @@
 //! Receive space: what the peer may send, and what it has sent (RFC 9293 section 3.8.6).
 //!
-//! The window ends at an edge that never moves left. It moves right in steps worth a segment (RFC
-//! 9293 section 3.8.6.2.2), at most to the end of the ring. A scaled window field cannot always
-//! express the edge exactly; it then expresses the next lower value, and data up to an edge
-//! advertised earlier is still accepted (RFC 7323 section 2.4).
+//! The window ends at an edge that never moves left. It moves right by at least a segment, or half
+//! of `limit` if that is less (RFC 9293 section 3.8.6.2.2). `limit` bounds unread bytes; it is at
+//! most the length of the receive ring (`Limits::receive_buffer`). A scaled window field rounds the
+//! edge down; data up to an edge advertised earlier is still accepted (RFC 7323 section 2.4).
 
 use super::delayed_ack::AckDue;
 use super::fields::fields;
@@ -61,7 +61,7 @@ pub(super) struct ReceiveSpace {
     pub(super) offset: u64,
     /// Bytes that the application has read.
     pub(super) read: u64,
-    /// Requests so far with a delivery.
+    /// Requests so far with a delivery: the number of the pending one, or of the next.
     pub(super) deliveries: u64,
     /// When `ts_recent` was stored, in units of [`coarse_time`].
     pub(super) ts_recent_at: u32,
@@ -75,13 +75,13 @@ pub(super) struct ReceiveSpace {
     pub(super) last_ack_sent: SeqNum,
     /// IRS.
     pub(super) irs: SeqNum,
-    /// The limit of unread bytes, and so of the window; at most the ring's length.
+    /// The limit of unread bytes, and so of the window; at most the receive ring's length.
     pub(super) limit: u32,
-    /// Half of the widest window; above it, reading does not change the advertised window.
+    /// Half of the widest window; while so much is open, reading causes no window update.
     pub(super) half: u32,
     /// Rcv.Wind.Shift (RFC 7323 section 2.3).
     pub(super) shift: u8,
-    /// Snd.TS.OK: both sides offered timestamps (RFC 7323 section 3.2).
+    /// Snd.TS.OK: both sides offer timestamps (RFC 7323 section 3.2); we do before we know.
     pub(super) timestamps: bool,
     /// Whether an acknowledgment is owed.
     pub(super) ack: AckDue,
@@ -136,7 +136,7 @@ impl ReceiveSpace {
         options: &SynOptions,
         now: Instant,
     ) {
-        // The window of our own SYN, if one was sent, begins after the peer's SYN.
+        // If we sent a SYN, its window had no beginning yet: it begins after the peer's SYN.
         let announced = self.wnd();
         self.irs = irs;
         self.nxt = irs + 1;
@@ -160,19 +160,20 @@ impl ReceiveSpace {
         self.edge.since(self.nxt)
     }
 
-    /// Bytes from `nxt` on that fit into the ring.
+    /// Bytes from `nxt` on until unread bytes reach their limit.
     #[inline]
     const fn capacity(&self) -> u32 {
         (self.read + self.limit as u64).saturating_sub(self.offset) as u32
     }
 
-    /// Bytes from `nxt` on that are accepted: advertised, and with room in the ring.
+    /// Bytes from `nxt` on that are accepted: advertised, and within the limit of unread bytes.
     #[inline(always)]
     pub(super) fn room(&self) -> u32 {
         self.wnd().min(self.capacity())
     }
 
-    /// Makes a delivery pending, and pushes the one before it.
+    /// Delivers `len` bytes, `run_offset` bytes into the run's payload. They are pending until more
+    /// follow (then `false`: not the last) or the request ends.
     #[inline(always)]
     pub(super) fn deliver<S: EffectSink>(
         &self,
@@ -212,7 +213,7 @@ impl ReceiveSpace {
         field as u16
     }
 
-    /// Whether the window is less than half open, and can open by two segments or by half.
+    /// Whether the window is less than half open, and can open by two segments or by half of it.
     fn needs_window_update(&self, limits: &Limits) -> bool {
         let open = self.wnd();
         if open >= self.half {
@@ -222,13 +223,13 @@ impl ReceiveSpace {
         self.capacity().min(0xffff << self.shift) >= open + step
     }
 
-    /// Raises the limit of the window to `limit`.
+    /// Sets the limit of unread bytes, and so the widest window.
     pub(super) fn widen(&mut self, limit: u32) {
         self.limit = limit;
         self.half = limit.min(0xffff << self.shift) / 2;
     }
 
-    /// Lowers the limit of the window to `limit`, but not below what was advertised.
+    /// Lowers the limit to `limit`, but not below the bytes that are unread or advertised.
     pub(super) fn narrow(&mut self, limit: u32) {
         let promised = (self.offset - self.read) + u64::from(self.wnd());
         let promised = u32::try_from(promised).unwrap_or(u32::MAX);
@@ -237,15 +238,16 @@ impl ReceiveSpace {
         }
     }
 
-    /// Whether `ts_val` is older than earlier timestamps (PAWS, RFC 7323 section 5). False
-    /// after 24 days without a segment, since the comparison is undecidable then.
+    /// Whether `ts_val` is older than TS.Recent (PAWS, RFC 7323 section 5). False if TS.Recent was
+    /// stored 24 days ago, since the comparison is undecidable then.
     pub(super) fn is_outdated(&self, ts_val: u32, now: Instant) -> bool {
         const OUTDATED: u32 = coarse_time(Instant::from_nanos(24 * 24 * 3600 * 1_000_000_000));
         (ts_val.wrapping_sub(self.ts_recent) as i32) < 0
             && coarse_time(now).saturating_sub(self.ts_recent_at) < OUTDATED
     }
 
-    /// TS.Recent after a segment that begins at `seq` (RFC 7323 section 4.3, rule 2).
+    /// Updates TS.Recent if a segment begins at or before Last.ACK.sent (RFC 7323 section 4.3, rule
+    /// 2). The caller knows that `ts_val` is not outdated.
     #[inline(always)]
     pub(super) fn record_timestamp(&mut self, seq: SeqNum, ts_val: u32, now: Instant) {
         if !seq.after(self.last_ack_sent) {
@@ -254,8 +256,8 @@ impl ReceiveSpace {
         }
     }
 
-    /// Data `left..right` arrived again, which counts up to RCV.NXT if it begins before it; the
-    /// next acknowledgment reports it once (RFC 2883 section 4).
+    /// Data `left..right` arrived again. The next acknowledgment reports the last such range (RFC
+    /// 2883 section 4), up to RCV.NXT only if it begins before that.
     pub(super) fn record_duplicate(&mut self, left: SeqNum, right: SeqNum) {
         if !self.sack_permitted || left == right {
             return;
@@ -303,19 +305,18 @@ impl Tcb {
         (!sack.blocks().is_empty()).then_some(sack)
     }
 
-    /// The application has read up to `app_read`: schedules a window update if the window opens
-    /// enough.
+    /// The application has read up to `app_read`, which is ignored if it moves back. If less than
+    /// half of the window is open, widens and opens it if that is due.
     #[inline(always)]
     pub(super) fn on_read<S: EffectSink>(&mut self, app_read: u64, cx: &Cx<'_, S>) {
         let rcv = &mut self.rcv;
-        // A cursor that moved backwards is ignored.
         rcv.read = rcv.read.max(app_read.min(rcv.offset));
         if rcv.wnd() < rcv.half {
             self.schedule_window_update(cx.now, cx.limits);
         }
     }
 
-    /// The window is less than half open.
+    /// Widens the window if that is due, and demands an acknowledgment if it can open enough.
     #[inline(never)]
     fn schedule_window_update(&mut self, now: Instant, limits: &Limits) {
         self.autotune(now, limits);
