@@ -12,8 +12,8 @@
 //!    all of them.
 //!
 //! So the log has the device's order, and a worker that fails between two steps delays nothing
-//! for longer than [`HELP_AFTER`]. The claimer is the primary of the requests of its batch: it
-//! has the headers in its cache.
+//! for longer than [`HELP_AFTER`]. By default the worker that parsed a batch is the primary of its
+//! requests: it has the headers in its cache.
 
 use core::sync::atomic::Ordering;
 

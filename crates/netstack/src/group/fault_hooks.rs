@@ -23,14 +23,14 @@ pub trait FaultHooks: Send + 'static {
     /// Changes what applying the request asked for.
     fn change_effects(&mut self, _seq: u64, _effects: &mut Vec<Effect>) {}
     /// Called when an effect of the request is about to be performed, or a frame of it to be built;
-    /// the worker has begun its unit. May panic, and may return much later.
+    /// the worker has begun its batch or chunk. May panic, and may return much later.
     fn before_performing(&mut self, _seq: u64, _effect: &Effect) {}
     /// Called when the payload of the request is about to be stored while it is verified; its
     /// verdict is begun. May panic, and may return much later.
     fn before_preparing(&mut self, _seq: u64) {}
     /// Changes the worker's state before the worker applies the request at `seq`.
     fn change_state(&mut self, _seq: u64, _replica: &mut ReplicaState) {}
-    /// Whether to take a late worker's work without beginning its unit.
+    /// Whether to take a late worker's work without beginning it.
     fn steals_unclaimed(&mut self, _seq: u64) -> bool {
         false
     }

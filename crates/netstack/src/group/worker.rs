@@ -10,7 +10,7 @@
 //!   worker that normally prepares it and performs its effects. The worker applies requests in log
 //!   order, up to the first without a verdict. Effects are retained (pending) until they are known
 //!   to be done. The worker performs those whose primary it is: its share.
-//! - Transmit: it sends frames that it built; if it was idle for a while, also frames of others.
+//! - Transmit: it sends built frames, to the end of a chunk; all, if it was idle for a while.
 //! - Help: it performs work of stragglers, workers that are late. If nothing else was to do, it
 //!   prepares the next request, whichever worker is its primary.
 
@@ -98,7 +98,7 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     pub(crate) direct: DirectLog,
     /// Used frames that this worker has still to return to the device.
     pub(crate) recycler: FrameRecycler,
-    /// The batch that it claimed and that is not published.
+    /// The batch that it claimed and has not parsed, or has parsed and could not hand over yet.
     pub(crate) intake: Intake,
     /// The time of its latest look at the device if that look found no frame, else
     /// [`Instant::NEVER`].
@@ -240,7 +240,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         Some(done)
     }
 
-    /// Prepares, applies and performs; it also sends its own frames in between.
+    /// Prepares, applies and performs; it also sends frames in between.
     #[inline]
     pub(super) fn process_log(&mut self) -> usize {
         self.log.poll();
@@ -573,9 +573,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             .stragglers
             .check(&self.shared, &self.pending, &self.epochs)
         {
-            // Nothing can be stolen. The pump uses places of the log again when all slots have
-            // reported, and a slot without replica never does. So this worker reports up to
-            // where all of them are done, and the pump takes that instead.
+            // Nothing can be stolen. The pump reuses slots of the log when all replica slots have
+            // reported, and one without a replica never does. So this worker reports up to where
+            // all effects are done, and the pump takes that instead.
             let grew = self.shared.membership.misses_a_replica() && self.report_all_done();
             return usize::from(grew);
         }
@@ -588,9 +588,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
 
     /// Stores `pending.first` in `all_done`: the effects of all requests before it are known to be
     /// done, by any worker. Returns whether the value grew; the receive pump may wait for that,
-    /// to use places of the log again.
+    /// to reuse slots of the log.
     fn report_all_done(&self) -> bool {
-        // ORDERING: Relaxed: no other thread changes the word of this slot.
+        // ORDERING: Relaxed: no other thread changes the word of this replica slot.
         let before = self.shared.all_done[self.id].load(Ordering::Relaxed);
         if before >= self.pending.first {
             return false;

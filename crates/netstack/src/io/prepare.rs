@@ -1,7 +1,7 @@
 //! The first costly step: checksums, a pure function of a run's frames.
 //!
-//! It may be done twice, by anybody, ahead of everything else. Its answer is the verdict, one bit
-//! per segment, and the only thing about payload that `apply` gets to know.
+//! Any worker may do it, before anything else, and even twice unless payload is stored on the way.
+//! It yields the verdict: one bit per segment, and all that `apply` learns about payload.
 
 use dominoes_drivers::{Frame, RxChecksum};
 
@@ -17,9 +17,9 @@ const TCP: u8 = 6;
 const HEAD_V4: usize = 8 + 20;
 const HEAD_V6: usize = 32 + 20;
 
-/// As [`prepare`], and stores the payload on the way where the pump reserved a place for it: what
-/// was just summed is not fetched a second time. Says whether it did. Where the run has a place,
-/// nobody else may do so before or meanwhile.
+/// As [`prepare`], and stores the payload on the way if the pump reserved bytes of the receive ring
+/// for it: what was just summed is not fetched a second time. Returns whether it did. If bytes are
+/// reserved, the caller has begun the verdict, so no other worker stores it.
 pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> (Verdict, bool) {
     let Some(place) = run.place else {
         return (prepare(request, run), false);

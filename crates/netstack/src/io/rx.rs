@@ -120,7 +120,7 @@ pub(crate) struct RxPump {
 #[derive(Default)]
 struct Published {
     time: Instant,
-    /// The transmit credit.
+    /// The count of sent frames, for the credit.
     sent: u64,
     /// The number of requests when a deadline was due, and how many frames were handled since then
     /// without another request.

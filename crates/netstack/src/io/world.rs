@@ -397,7 +397,7 @@ pub(crate) struct World {
     pub(crate) hints: SegQueue<HintUpdate>,
     /// Closed connections that may have unfinished work; drained by the pump.
     pub(crate) retired: SegQueue<ConnId>,
-    /// Used frames of workers that sleep; drained by the pump.
+    /// Used frames of workers that sleep; the next worker that claims frames drains it.
     pub(crate) returned: SegQueue<Frame>,
     /// Whole frames outside the log: ARP and echo replies.
     pub(crate) control: ControlFrames,

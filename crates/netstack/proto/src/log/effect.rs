@@ -1,6 +1,7 @@
 //! The effects that `apply` can ask for.
 //!
-//! An effect holds all its inputs as values, so it means the same at any time and on any worker.
+//! An effect holds its inputs as values, except bytes in frames of its run or the send ring, which
+//! stay there until it is done. So it means the same at any time and on any worker.
 //! Performing it returns nothing to `apply`, so the state cannot depend on it.
 
 use crate::config::{Limits, tx_chunk};
@@ -45,8 +46,8 @@ impl EffectSink for Vec<Effect> {
 /// An action outside the protocol state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// Copy received bytes into the stream. Exactly one of these effects names each byte of a
-    /// stream.
+    /// Copy received bytes into the stream, unless that was done when they were verified; the last
+    /// one of a request stamps the delivery. Exactly one of them names each byte of a stream.
     Deliver(Deliver),
     /// Build and send numbered frames.
     Transmit(Transmit),

@@ -1,7 +1,7 @@
 //! The log's requests: all that the receive pump samples and `apply` may read.
 //!
-//! A [`Request`] is one entry of the log. Its first cache line, the [`Digest`], holds all that an
-//! in-order run of segments needs; other requests also need the [`Body`] after it. Requests are
+//! A [`Request`] is one entry of the log. Its first cache line, the [`Digest`], holds all that
+//! `apply` reads for an in-order run of segments; the [`Body`] after it holds the rest. Both are
 //! plain values: no pointer, no payload byte, nothing that could differ between two replicas.
 
 pub use crate::packet::flow::{Address, Binding, Endpoint, Families, Flow, IpFields, Mac};
@@ -136,9 +136,9 @@ impl RequestKind {
 pub struct Digest {
     /// When the pump published this request. `apply` takes the maximum of this and what it knew.
     pub now: Instant,
-    /// Frames 0..`sent` have been taken by the device (transmit credit).
+    /// Frames 0..`sent` have been taken by the device; the credit follows from this.
     pub sent: u64,
-    /// The pump's guess of the connection, or [`ConnId::NONE`]. Never wrong, sometimes missing.
+    /// The flow's connection as the pump knew it, or [`ConnId::NONE`]. It may have ended since.
     pub hint: ConnId,
     /// Sequence number of the first byte.
     pub seg_seq: SeqNum,

@@ -19,9 +19,9 @@ pub(super) struct SendWatch {
 }
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
-    /// Sends frames if this worker probably built the next one to be sent: that one, and its own
-    /// frames after it, are in the cache of its core. Sends frames of others, too, if it is `idle`
-    /// or if their worker is late. Sends nothing if another worker has the transmit pump.
+    /// Sends frames, to the end of a chunk, if this worker owns the next one to be sent (then they
+    /// are in the cache of its core) or its owner is unknown, as by default. Sends all if it is
+    /// `idle`, or if frames wait too long. Sends nothing if another worker has the transmit pump.
     pub(crate) fn send_in_turn(&mut self, idle: bool) -> usize {
         let sent = self.shared.world.tx.sent();
         let below = if idle || self.is_sender_late(sent) {
@@ -54,7 +54,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     fn is_likely_sender(&self, frame: u64) -> bool {
         let shared = &self.shared;
         match shared.layout.primaries {
-            // Asking for the owner would claim the chunk.
+            // Asking for the owner could claim the chunk.
             policy if policy.claims_frames() => true,
             _ => {
                 let chunk = shared.frame_chunk_of(frame);

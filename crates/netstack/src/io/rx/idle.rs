@@ -23,12 +23,12 @@
 //! # Why no byte is lost
 //! - *Primaries.* Only work on a run of the connection stores into the receive ring, or stamps: a
 //!   worker that stores payload ahead has begun the verdict of a request that is not performed, and
-//!   a worker that delivers has begun one of its units. Every run published before the watch is
+//!   a worker that delivers has begun its batch. Every run published before the watch is
 //!   performed, so no such work is under way, not even on a thread that has lost its core.
 //!   [`RxPump::reap`] relies on the same rule to reuse the place of a closed connection. A run
 //!   published later would have ended the watch, and only the pump, which runs this, publishes.
 //! - *The reader.* All stored bytes are read: stamped bytes are below `app_read`, and so is every
-//!   byte that was stored after a gap (`gap_end`). So no slice is lent, no unit is being opened, and
+//!   byte that was stored after a gap (`gap_end`). So no slice is lent, no unit is opened, and
 //!   no partial unit waits for its rest. A reader may look at the slots at any time. It finds a
 //!   stamp or none, and reads from `unstamped` which stamps were lost when the slots were returned.
 //! - *Frames.* All written bytes are released. `Effect::Release` comes after the departure of every

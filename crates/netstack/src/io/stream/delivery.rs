@@ -139,8 +139,8 @@ impl<'a> StreamRef<'a> {
         len: u32,
         fill: impl FnOnce(&mut [u8]) -> R,
     ) -> R {
-        // SAFETY: `reserve` gave these bytes to one run, and only the primary that prepares that
-        // run calls this (module docs).
+        // SAFETY: `reserve` gave these bytes to one run, and only the thread that has begun the
+        // verdict of that run, or owns the state alone, calls this (docs of `stream.rs`).
         unsafe {
             self.incoming()
                 .ring
@@ -156,8 +156,8 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn store(&self, deliver: &Deliver, skip: u32, from: &[u8]) {
         debug_assert!(skip as usize + from.len() <= deliver.len as usize);
         // SAFETY: `apply` names each byte of a stream in exactly one Deliver, below `app_read` plus
-        // the ring's length, and a Deliver is performed by its request's only primary (module
-        // docs).
+        // the ring's length, and one thread at a time performs a Deliver: in a group, the worker
+        // that has begun its batch (docs of `stream.rs`).
         unsafe {
             self.incoming()
                 .ring
