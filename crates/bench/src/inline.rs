@@ -14,7 +14,9 @@ use dominoes_netstack::framed::Search;
 use dominoes_netstack::framed::{Aes256Ctr, Aes256Gcm};
 use dominoes_netstack::framed::{Failure, UnitProcessor};
 
-use crate::workload::{self, Processing, RECORDS, Workload};
+#[cfg(any(feature = "report", feature = "tls"))]
+use crate::workload;
+use crate::workload::{Processing, RECORDS, Workload};
 
 /// Units of one length, their processor, and the text that each carries.
 #[derive(Clone, Debug)]
