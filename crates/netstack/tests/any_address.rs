@@ -437,6 +437,67 @@ fn a_flood_costs_no_more_than_the_backlog() {
 }
 
 #[test]
+fn datagrams_to_every_end_are_taken_and_answered_from_it() {
+    for mut fixture in Shape::all().map(wired) {
+        let sockets = fixture.sockets();
+        let mut any = sockets.bind_any().unwrap();
+        assert_eq!(sockets.bind_any().err(), Some(SocketError::PortTaken));
+        let mut one = sockets.bind_udp(53).unwrap();
+        let mut asks = fixture.peer().bind_udp(4000).unwrap();
+        fixture.turn();
+        for is_v4 in [true, false] {
+            for port in [1, 7, 65_535] {
+                let to = far(is_v4, port);
+                for len in [0, 1, 1400] {
+                    asks.try_send_to(&vec![7; len], to).unwrap();
+                }
+                fixture.turn();
+                for len in [0, 1, 1400] {
+                    let asked = any.try_peek().unwrap();
+                    let (from, info) = (asked.from, asked.info.unwrap());
+                    assert_eq!((info.local, info.port), (to.ip(), port));
+                    assert_eq!(asked.parts.0.len() + asked.parts.1.len(), len);
+                    assert_eq!(any.try_recv_from(&mut [0; 1500]), Ok((len, from)));
+                    any.try_send_from(&vec![9; len], to, from).unwrap();
+                }
+                fixture.turn();
+                for len in [0, 1, 1400] {
+                    let answer = asks.try_recv_from(&mut [0; 1500]);
+                    assert_eq!(answer, Ok((len, to)));
+                }
+            }
+            // A socket that is bound to the port precedes it.
+            asks.try_send_to(b"named", far(is_v4, 53)).unwrap();
+            fixture.turn();
+            assert_eq!(any.try_peek().err(), Some(SocketError::WouldBlock));
+            assert_eq!(one.try_recv_from(&mut [0; 8]).unwrap().0, 5);
+        }
+        let peer = SocketAddr::new(address(true, 0, 2), 4000);
+        let refused = |error| Err::<(), _>(error);
+        let (ours, v6) = (far(true, 9), far(false, 9));
+        assert_eq!(any.try_send_to(b"", peer), refused(SocketError::Invalid));
+        assert_eq!(
+            any.try_send_from(b"", v6, peer),
+            refused(SocketError::Invalid)
+        );
+        assert_eq!(
+            one.try_send_from(b"", ours, peer),
+            refused(SocketError::Invalid)
+        );
+        let group = "224.0.0.1:9".parse().unwrap();
+        assert_eq!(
+            any.try_send_from(b"", group, peer),
+            refused(SocketError::NotOurs)
+        );
+        let zero = far(true, 0);
+        assert_eq!(
+            any.try_send_from(b"", zero, peer),
+            refused(SocketError::PortZero)
+        );
+    }
+}
+
+#[test]
 fn echo_requests_to_every_address_are_answered_from_it() {
     for mut fixture in Shape::all().map(wired) {
         let socket = fixture.peer().open_echo().unwrap();

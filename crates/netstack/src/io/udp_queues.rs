@@ -156,9 +156,22 @@ impl Bindings {
     ) -> Result<(ConnId, u16), SocketError> {
         let port = match port {
             0 => self.choose(random).ok_or(SocketError::NoPort)?,
-            port if self.is_taken(port, &binding) => return Err(SocketError::PortTaken),
             port => port,
         };
+        Ok((self.take(port, binding, limits)?, port))
+    }
+
+    /// As [`Bindings::bind`], for this very port, or
+    /// [`ALL_PORTS`](crate::log::request::ALL_PORTS).
+    pub(crate) fn take(
+        &mut self,
+        port: u16,
+        binding: Binding,
+        limits: &Limits,
+    ) -> Result<ConnId, SocketError> {
+        if self.is_taken(port, &binding) {
+            return Err(SocketError::PortTaken);
+        }
         let socket = match self.free.pop() {
             Some(socket) => socket,
             None if self.used < limits.udp_sockets => {
@@ -172,7 +185,7 @@ impl Bindings {
         };
         self.ports.entry(port).or_default().push(binding);
         self.ports_by_socket.insert(socket, (port, binding));
-        Ok((socket, port))
+        Ok(socket)
     }
 
     fn is_taken(&self, port: u16, binding: &Binding) -> bool {

@@ -32,7 +32,7 @@ use crate::error::SocketError;
 use crate::io::stream::DeliveryCursor;
 use crate::io::world::{Command, World};
 use crate::keys::KeyUse;
-use crate::log::request::{Binding, ConnId, Families};
+use crate::log::request::{ALL_PORTS, Binding, ConnId, Families};
 use crate::state::demux::Grouping;
 use queues::News;
 
@@ -57,7 +57,7 @@ impl Sockets {
     /// # Errors
     /// As [`Sockets::bind_udp`].
     pub fn bind_udp_for(&self, families: Families, port: u16) -> Result<UdpSocket, SocketError> {
-        self.bind_udp_at(None, families.into(), port)
+        self.bind_udp_at(None, families.into(), Some(port))
     }
 
     /// As [`Sockets::bind_udp`], only for datagrams to one of our addresses, which may be local
@@ -70,23 +70,56 @@ impl Sockets {
     /// As [`Sockets::bind_udp`]; [`SocketError::NotOurs`].
     pub fn bind_udp_on(&self, local: SocketAddr) -> Result<UdpSocket, SocketError> {
         let (interface, binding) = self.check_local(local.ip())?;
-        self.bind_udp_at(interface, binding, local.port())
+        self.bind_udp_at(interface, binding, Some(local.port()))
     }
 
-    /// As [`Sockets::bind_udp_for`], at one of several interfaces.
+    /// Binds a UDP socket to all ports: it gets the datagrams that no other socket takes, with
+    /// [`any_address`](crate::Builder::any_address) those to every address. Their
+    /// [`PacketInfo`] names the destination. It sends by [`UdpSocket::send_from`] only.
+    ///
+    /// ```
+    /// use dominoes_drivers::memory::{self, MemoryConfig};
+    /// use dominoes_netstack::{Datagram, Stack};
+    ///
+    /// let (left, right) = memory::ip_pair(MemoryConfig::default());
+    /// let proxy = Stack::builder("10.0.0.1/0").any_address().start(left)?;
+    /// let client = Stack::builder("10.0.0.2/0").start(right)?;
+    /// let (any, asks) = (proxy.sockets().bind_any()?, client.bind_udp(0)?);
+    ///
+    /// asks.send_to(b"who?", "203.0.113.9:53")?;
+    /// let mut question = [Datagram::new(2048)];
+    /// any.recv_many(&mut question)?;
+    /// let info = question[0].info.unwrap();
+    /// assert_eq!((info.local, info.port), ("203.0.113.9".parse()?, 53));
+    /// any.send_from(b"me", (info.local, info.port).into(), question[0].from)?;
+    /// assert_eq!(asks.recv_from(&mut [0; 16])?.1, "203.0.113.9:53".parse()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`SocketError::PortTaken`] if there is such a socket; [`SocketError::TooManySockets`];
+    /// [`SocketError::Down`].
+    pub fn bind_any(&self) -> Result<UdpSocket, SocketError> {
+        self.bind_udp_at(None, Families::Both.into(), None)
+    }
+
+    /// As [`Sockets::bind_udp_for`], at one of several interfaces; `None`: as
+    /// [`Sockets::bind_any`].
     pub(super) fn bind_udp_at(
         &self,
         interface: Option<usize>,
         binding: Binding,
-        port: u16,
+        port: Option<u16>,
     ) -> Result<UdpSocket, SocketError> {
         self.check_up()?;
         let world = self.world();
         let mut table = world.socket_table();
         let random = |count| world.random_port(KeyUse::UdpPort, count);
-        let (socket, port) = table
-            .bindings
-            .bind((port, binding), &world.limits, random)?;
+        let (bindings, limits) = (&mut table.bindings, &world.limits);
+        let (socket, port) = match port {
+            Some(port) => bindings.bind((port, binding), limits, random)?,
+            None => (bindings.take(ALL_PORTS, binding, limits)?, ALL_PORTS),
+        };
         // While the socket table is held, so that sockets begin and end in the same order in all
         // pumps.
         for (index, world) in self.worlds().iter().enumerate() {
@@ -466,6 +499,33 @@ impl UdpSocket {
             self.sender.put_until(until, from, Some(remote))?;
             Ok(from.len())
         })
+    }
+
+    /// As [`UdpSender::try_send_from`].
+    ///
+    /// # Errors
+    /// As [`UdpSender::try_send_from`].
+    pub fn try_send_from(
+        &mut self,
+        from: &[u8],
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Result<(), SocketError> {
+        self.sender.try_send_from(from, local, remote)
+    }
+
+    /// As [`UdpSender::send_from`]. Returns the length of the datagram.
+    ///
+    /// # Errors
+    /// As [`UdpSender::send_from`].
+    pub fn send_from(
+        &self,
+        from: &[u8],
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> io::Result<usize> {
+        self.sender.put_from(from, local, remote)?;
+        Ok(from.len())
     }
 
     /// As [`UdpSender::send_many`].

@@ -532,8 +532,8 @@ pub enum Body {
     Sends {
         /// The socket.
         socket: ConnId,
-        /// The source address, one of ours.
-        source: Address,
+        /// Our end, the source.
+        local: Endpoint,
         /// The destination.
         remote: Endpoint,
         /// Link-layer address of the next hop.

@@ -78,6 +78,8 @@ pub(super) fn parse_udp(udp: &[u8], src: Address, dst: Address) -> Result<Packet
 pub struct UdpDatagram<'a> {
     /// Sender's address and port.
     pub source: Endpoint,
+    /// The destination port.
+    pub port: u16,
     /// DSCP and ECN.
     pub tos: u8,
     /// Remaining hops.
@@ -112,6 +114,7 @@ pub fn udp_datagram(frame: &[u8]) -> Option<UdpDatagram<'_>> {
     if let Some((src, _)) = ipv6::ends(frame) {
         return Some(UdpDatagram {
             source: Endpoint::new(src, u16::from_be_bytes([frame[at], frame[at + 1]])),
+            port: u16::from_be_bytes([frame[at + 2], frame[at + 3]]),
             tos: ipv6::traffic_class(frame),
             ttl: ipv6::hop_limit(frame),
             payload: &frame[at + UDP_HEADER..end],
@@ -123,6 +126,7 @@ pub fn udp_datagram(frame: &[u8]) -> Option<UdpDatagram<'_>> {
             Address::ipv4(a, b, c, d),
             u16::from_be_bytes([frame[at], frame[at + 1]]),
         ),
+        port: u16::from_be_bytes([frame[at + 2], frame[at + 3]]),
         tos: frame[ETHERNET_HEADER + 1],
         ttl: frame[ETHERNET_HEADER + 8],
         payload: &frame[at + UDP_HEADER..end],

@@ -3,9 +3,10 @@
 //! ```text
 //! 0..16 address  16..18 port  18..20 payload bytes  20 TTL  21 DSCP and ECN  22 1 with more
 //! 23 1 if a copy comes back  24 1 if it must not be fragmented  25..32 zero
-//! more: 32..48 the address that it was sent to  48..56 time of arrival, in ns  56..64 zero
+//! more: 32..48 the address that it was sent to  48..56 time of arrival, in ns  56..58 the port
 //! then payload, padding
 //! ```
+//! If a socket sends from any address, such 32 bytes precede the header, with our end.
 //! A record holds the other end's address and port, the payload, and the packet's fields that
 //! the application may read or set. An IPv4 address is stored as its IPv4-mapped address.
 //! Everything is in network order; a record takes a multiple of [`HEADER`], so no header wraps
@@ -60,11 +61,12 @@ pub struct RecordHeader {
     pub dont_fragment: bool,
 }
 
-/// Further fields of a received datagram that a socket may ask for.
+/// Further fields of a received datagram that a socket may ask for; our end of one that is sent from
+/// any address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct More {
-    /// The destination address of the datagram.
-    pub local: Address,
+    /// Our end: the destination of a received datagram.
+    pub local: Endpoint,
     /// When it was taken from the device.
     pub arrived: Instant,
 }
@@ -73,7 +75,8 @@ impl More {
     /// The bytes in the ring.
     pub fn to_bytes(self) -> [u8; MORE] {
         let mut bytes = [0; MORE];
-        bytes[..16].copy_from_slice(&self.local.bytes());
+        bytes[..16].copy_from_slice(&self.local.address.bytes());
+        bytes[24..26].copy_from_slice(&self.local.port.to_be_bytes());
         bytes[16..24].copy_from_slice(&self.arrived.as_nanos().to_be_bytes());
         bytes
     }
@@ -81,9 +84,11 @@ impl More {
     /// Reads it from the front of `bytes`.
     pub fn read(bytes: &[u8]) -> Option<More> {
         let (address, rest) = bytes.split_first_chunk()?;
+        let (time, rest) = rest.split_first_chunk()?;
+        let port = u16::from_be_bytes(*rest.first_chunk()?);
         Some(More {
-            local: Address::v6(*address),
-            arrived: Instant::from_nanos(u64::from_be_bytes(*rest.first_chunk()?)),
+            local: Endpoint::new(Address::v6(*address), port),
+            arrived: Instant::from_nanos(u64::from_be_bytes(*time)),
         })
     }
 }
@@ -149,7 +154,7 @@ mod tests {
         assert_eq!(RecordHeader::read(&sent.to_bytes()), Some(sent));
         assert_eq!(RecordHeader::read(&header.to_bytes()), Some(header));
         let more = More {
-            local: Address::v6([7; 16]),
+            local: Endpoint::new(Address::v6([7; 16]), 99),
             arrived: Instant::from_millis(77),
         };
         assert_eq!(More::read(&more.to_bytes()), Some(more));

@@ -14,7 +14,7 @@ const PROTOCOL: u8 = 17;
 /// Datagrams to one destination; some of their frames may be numbered already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sends {
-    source: Address,
+    local: Endpoint,
     remote: Endpoint,
     mac: Mac,
     /// Path MTU in bytes.
@@ -39,12 +39,12 @@ pub(super) struct Sends {
 impl Sends {
     /// Takes the contents of one effect from the rest: datagrams that each fit a packet, fragments
     /// of one that does not, or a frame of several. At most `room` frames, at least one.
-    fn take(&mut self, socket: ConnId, port: u16, room: u64) -> SendDatagrams {
+    fn take(&mut self, socket: ConnId, room: u64) -> SendDatagrams {
         let taken = SendDatagrams {
             socket,
             first_frame: 0,
             count: 1,
-            local: Endpoint::new(self.source, port),
+            local: self.local,
             remote: self.remote,
             mac: self.mac,
             mtu: self.mtu,
@@ -115,14 +115,14 @@ impl Sends {
                 words.iter().fold(1, |h, word| mix(h ^ word))
             }
         };
-        let addresses = [self.source, self.remote.address].map(Address::words);
+        let addresses = [self.local.address, self.remote.address].map(Address::words);
         let addresses = addresses.as_flattened().iter();
         let addresses = addresses.fold(0, |h, word| mix(h ^ word));
         [
             self.offset,
             lens,
             addresses,
-            u64::from(self.remote.port),
+            u64::from(self.remote.port) | u64::from(self.local.port) << 16,
             self.idents.fingerprint(),
             u64::from(self.dont_fragment) << 63
                 | u64::from(self.count) << 48
@@ -143,7 +143,7 @@ impl UdpSockets {
     pub(super) fn send<S: EffectSink>(&mut self, request: &Request, cx: &mut UdpCx<'_, S>) {
         let Body::Sends {
             socket: id,
-            source,
+            local,
             remote,
             mac,
             mtu,
@@ -169,7 +169,7 @@ impl UdpSockets {
         let idents = self.idents.take(remote.address, PROTOCOL, datagrams);
         let Some(socket) = self.get(id) else { return };
         socket.sends.push_back(Sends {
-            source,
+            local,
             remote,
             mac,
             mtu,
@@ -265,7 +265,7 @@ impl Socket {
             if room == 0 {
                 return true;
             }
-            let mut effect = sends.take(self.id, self.port, room);
+            let mut effect = sends.take(self.id, room);
             effect.first_frame = frames.next;
             frames.next += u64::from(effect.count);
             quantum -= u64::from(effect.count);

@@ -102,7 +102,7 @@ impl Fixture {
     fn send_as(&mut self, offset: u64, lengths: Lengths, count: u8) -> Vec<SendDatagrams> {
         let body = Body::Sends {
             socket: ID,
-            source: Address::ipv4(10, 0, 0, 1),
+            local: Endpoint::new(Address::ipv4(10, 0, 0, 1), 53),
             remote: Endpoint::new(Address::ipv4(10, 0, 0, 2), 9),
             mac: Mac([2; 6]),
             mtu: Limits::default().mtu,
@@ -281,7 +281,7 @@ fn a_skipped_part_of_the_ring_returns_at_once() {
     let mut fixture = Fixture::new();
     let body = Body::Sends {
         socket: ID,
-        source: Address::UNSPECIFIED,
+        local: Endpoint::default(),
         remote: Endpoint::default(),
         mac: Mac::default(),
         mtu: 1500,

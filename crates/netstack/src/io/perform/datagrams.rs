@@ -119,7 +119,10 @@ fn store_record<const MORE: bool>(
     let mut behind = record::HEADER as u32;
     if MORE {
         let more = More {
-            local: wire::ends(frame).map_or(Address::UNSPECIFIED, |(_, local)| local),
+            local: Endpoint::new(
+                wire::ends(frame).map_or(Address::UNSPECIFIED, |(_, local)| local),
+                datagram.port,
+            ),
             arrived: queue.arrived.unwrap_or(Instant::ZERO),
         };
         stream.store(&place, behind, &more.to_bytes());

@@ -19,7 +19,8 @@ use crate::io::{Batch, Indices, Run};
 use crate::ip::fragment::{Cut, cut_frame};
 use crate::ip::neighbor::Cause;
 use crate::log::request::{
-    Body, ConnId, Digest, Flow, Lengths, MAX_DATAGRAMS, Mac, Merged, Request, RequestKind,
+    ALL_PORTS, Body, ConnId, Digest, Flow, Lengths, MAX_DATAGRAMS, Mac, Merged, Request,
+    RequestKind,
 };
 use crate::packet as wire;
 use crate::packet::IcmpError;
@@ -46,6 +47,13 @@ struct Bound {
     dont_fragment: bool,
     /// Whether it ends when all that it sent is published.
     ending: bool,
+}
+
+impl Bound {
+    /// Whether it has all ports, and its datagrams say where they come from.
+    fn is_any(&self) -> bool {
+        self.port == ALL_PORTS
+    }
 }
 
 /// The state of all UDP sockets in the pump.
@@ -85,8 +93,11 @@ struct OpenRun {
 /// A record in a send ring: a header and a datagram.
 #[derive(Clone, Copy)]
 struct Found {
+    /// The offset of the header.
     offset: u64,
     header: RecordHeader,
+    /// Our end, if the record has it.
+    local: Option<Endpoint>,
 }
 
 /// The payload of a record in the send ring of its socket.
@@ -118,7 +129,8 @@ impl Datagrams {
             let bound = self.places.get(**index as usize).and_then(Option::as_ref);
             bound.is_some_and(|bound| bound.binding.takes(local.address))
         };
-        let index = *self.ports.get(&local.port)?.iter().find(takes)?;
+        let at = |port| self.ports.get(&port)?.iter().find(takes).copied();
+        let index = at(local.port).or_else(|| at(ALL_PORTS))?;
         self.last = Some((local, index));
         Some(index)
     }
@@ -348,7 +360,7 @@ impl RxPump {
             port,
             binding: binding.unwrap_or_default(),
             remote: None,
-            wants_info: false,
+            wants_info: port == ALL_PORTS,
             taken: 0,
             dont_fragment: false,
             ending: false,
@@ -432,7 +444,7 @@ impl RxPump {
             if log.room() == 0 {
                 return false;
             }
-            let Some(first) = self.found(socket, bound.taken, written) else {
+            let Some(first) = self.found(&bound, bound.taken, written) else {
                 if bound.ending {
                     self.datagrams.places[socket.index as usize] = None;
                     self.close_datagrams(now, log);
@@ -456,15 +468,26 @@ impl RxPump {
     }
 
     /// The record at `offset` of a send ring, if one was written entirely.
-    fn found(&self, socket: ConnId, offset: u64, written: u64) -> Option<Found> {
-        let header_end = offset + record::HEADER as u64;
-        if header_end > written {
+    fn found(&self, bound: &Bound, mut offset: u64, written: u64) -> Option<Found> {
+        let more = if bound.is_any() { record::MORE } else { 0 } as u64;
+        if offset + more + record::HEADER as u64 > written {
             return None;
         }
-        let stream = self.world.queues.streams.get(socket)?;
-        let (header, _) = stream.recorded(offset, header_end);
+        let stream = self.world.queues.streams.get(bound.socket)?;
+        let mut local = None;
+        if bound.is_any() {
+            let (ours, _) = stream.recorded(offset, offset + more);
+            local = Some(record::More::read(ours)?.local);
+            offset += more;
+        }
+        let (header, _) = stream.recorded(offset, offset + record::HEADER as u64);
         let header = RecordHeader::read(header)?;
-        (offset + record::len(header.len) <= written).then_some(Found { offset, header })
+        let found = Found {
+            offset,
+            header,
+            local,
+        };
+        (offset + record::len(header.len) <= written).then_some(found)
     }
 
     /// Publishes `first` and the following records to the same destination as one request. Returns
@@ -494,16 +517,20 @@ impl RxPump {
         if dont_fragment && is_cut(first.header.len) {
             return self.refuse_datagram(now, bound, (first, mtu), log);
         }
-        let source = self.source_for(bound, remote.address);
+        let local = self.local_for(bound, &first);
         let mac = self.resolve_next_hop(now, remote.address);
-        let (Some(source), Some(mac)) = (source, mac) else {
+        let (Some(local), Some(mac)) = (local, mac) else {
             return self.send_unresolved(now, bound, first, log);
         };
-        let local = Endpoint::new(source, bound.port);
         let is_own_group = self.is_own_group(remote.address);
         let mut next = first.offset;
         let lens = core::iter::from_fn(|| {
-            let found = self.found(bound.socket, next, written)?;
+            let found = match next == first.offset {
+                true => first,
+                // Each datagram of such a socket has an end of its own.
+                false if bound.is_any() => return None,
+                false => self.found(bound, next, written)?,
+            };
             let header = &found.header;
             if (header.remote, header.ttl, header.tos) != (remote, ttl, tos)
                 || header.dont_fragment != dont_fragment
@@ -532,7 +559,7 @@ impl RxPump {
         }
         let body = Body::Sends {
             socket: bound.socket,
-            source,
+            local,
             remote,
             mac,
             mtu,
@@ -601,18 +628,23 @@ impl RxPump {
         self.with_host(now, |host| host.resolve(Cause::Ours, now, remote))
     }
 
-    /// The source address of a socket's datagrams to `remote`, if there is one. A socket that is
-    /// bound to a loopback address sends only to this host.
-    fn source_for(&self, bound: &Bound, remote: Address) -> Option<Address> {
+    /// Our end of a datagram that a socket sends, if there is one. A socket that is bound to a
+    /// loopback address sends only to this host.
+    fn local_for(&self, bound: &Bound, found: &Found) -> Option<Endpoint> {
+        let remote = found.header.remote.address;
+        if let Some(local) = found.local {
+            return Some(local).filter(|local| self.host.site.takes(local.address));
+        }
         let only = bound.binding.address;
         if only.is_some_and(|only| only.ip().is_loopback()) && !self.host.site.is_ourselves(remote)
         {
             return None;
         }
-        match only {
+        let source = match only {
             Some(only) => Some(only).filter(|only| self.host.site.is_ourselves(*only)),
             None => self.host.site.source(remote),
-        }
+        };
+        source.map(|source| Endpoint::new(source, bound.port))
     }
 
     /// Builds a datagram whose next hop is not resolved yet, and queues its frames until it is (RFC
@@ -628,12 +660,11 @@ impl RxPump {
         let remote = found.header.remote;
         let next_hop = self.host.site.next_hop(remote.address);
         let ident = self.host.next_ident(remote.address, wire::UDP);
-        let source = self.source_for(bound, remote.address);
+        let local = self.local_for(bound, &found);
         let mtu = self.host.path_mtu(remote.address);
         let stream = self.world.queues.streams.get(bound.socket);
-        if let (Some(next_hop), Some(stream), Some(source)) = (next_hop, stream, source) {
+        if let (Some(next_hop), Some(stream), Some(local)) = (next_hop, stream, local) {
             let payload = payload_of(&stream, &found);
-            let local = Endpoint::new(source, bound.port);
             let datagram = whole_datagram(&self.world, local, &found.header, ident, payload);
             let frames = cut_frame(datagram, mtu, ident);
             self.host
@@ -672,7 +703,7 @@ impl RxPump {
         let upto = found.offset + record::len(found.header.len);
         let body = Body::Sends {
             socket: bound.socket,
-            source: Address::UNSPECIFIED,
+            local: Endpoint::default(),
             remote: found.header.remote,
             mac: Mac::default(),
             mtu: 0,

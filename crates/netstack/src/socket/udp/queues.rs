@@ -11,11 +11,13 @@ use crate::error::SocketError;
 use crate::io::stream::{DeliveryCursor, StreamRef};
 use crate::io::world::{Command, World};
 use crate::ip::route::{AddressKind, Site};
-use crate::log::request::{Address, Endpoint, Flow};
+use crate::log::request::{ALL_PORTS, Address, Endpoint, Flow};
 use crate::socket::poller::{Interest, Target};
 use crate::socket::shared::{Taken, UserId};
 use crate::socket::wait::WaitUntil;
 use crate::socket::{interfaces, valid_ttl};
+use crate::time::Instant;
+use crate::udp::record::More;
 
 /// Wakes threads that wait for news of several queues.
 #[derive(Debug, Default)]
@@ -182,6 +184,29 @@ impl UdpShared {
         attempt: impl FnMut() -> Result<(), SocketError>,
     ) -> Result<(), SocketError> {
         until.retry(self.queue(self.group_of(remote))?.waiting(), attempt)
+    }
+
+    /// What precedes the record of a datagram from `local`, for a socket at all ports.
+    pub(super) fn local(
+        &self,
+        world: &World,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Result<More, SocketError> {
+        let address = Address::from(local.ip());
+        if self.port != ALL_PORTS || local.is_ipv4() != remote.is_ipv4() {
+            return Err(SocketError::Invalid);
+        }
+        if local.port() == 0 {
+            return Err(SocketError::PortZero);
+        }
+        if !world.with_site_for(address, |site| site.takes(address)) {
+            return Err(SocketError::NotOurs);
+        }
+        Ok(More {
+            local: local.into(),
+            arrived: Instant::ZERO,
+        })
     }
 
     /// Checks whether a datagram may be sent to `remote`.

@@ -34,6 +34,9 @@ pub struct Received<'a> {
 pub struct PacketInfo {
     /// The destination address: one of ours, a multicast group, or a broadcast address.
     pub local: IpAddr,
+    /// The destination port; another one than the socket's only after
+    /// [`Sockets::bind_any`](crate::Sockets::bind_any).
+    pub port: u16,
     /// The number of the interface at which it arrived; the first is 1.
     pub interface: u32,
     /// When the stack took it from the device, as the age of the stack
@@ -300,7 +303,8 @@ impl<'a> Received<'a> {
                 (payload, behind) = (behind, payload);
             }
             info = More::read(payload).map(|more| PacketInfo {
-                local: more.local.ip(),
+                local: more.local.address.ip(),
+                port: more.local.port,
                 interface: 1,
                 arrived: more.arrived,
             });

@@ -8,9 +8,9 @@ use std::time::Duration;
 use super::UdpSender;
 use crate::error::SocketError;
 use crate::ip::fragment::Cut;
-use crate::log::request::Endpoint;
+use crate::log::request::{ALL_PORTS, Endpoint};
 use crate::socket::wait::WaitUntil;
-use crate::udp::record::{self, HEADER, MAX_PAYLOAD, RecordHeader};
+use crate::udp::record::{self, HEADER, MAX_PAYLOAD, MORE, RecordHeader};
 
 impl UdpSender {
     /// Connects to `remote`: from now on [`UdpSender::send`] sends there, the socket accepts
@@ -88,6 +88,47 @@ impl UdpSender {
         self.put(from, Some(remote))
     }
 
+    /// As [`UdpSender::try_send_to`], from the end `local`, for a socket that is bound to
+    /// [all ports](crate::Sockets::bind_any). Its address is one of ours, or any with
+    /// [`any_address`](crate::Builder::any_address).
+    ///
+    /// # Errors
+    /// As [`UdpSender::try_send_to`]; [`SocketError::NotOurs`]; [`SocketError::PortZero`];
+    /// [`SocketError::Invalid`] for another socket, or ends of two families.
+    pub fn try_send_from(
+        &mut self,
+        from: &[u8],
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Result<(), SocketError> {
+        self.put_bytes(from.len(), Some(from), (Some(local), Some(remote)))
+    }
+
+    /// As [`UdpSender::try_send_from`], but waits for room.
+    ///
+    /// # Errors
+    /// As [`UdpSender::try_send_from`] and [`UdpSender::send_to`].
+    pub fn send_from(
+        &mut self,
+        from: &[u8],
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> io::Result<()> {
+        Ok(self.put_from(from, local, remote)?)
+    }
+
+    pub(super) fn put_from(
+        &self,
+        from: &[u8],
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Result<(), SocketError> {
+        let ends = (Some(local), Some(remote));
+        let attempt = || self.put_bytes(from.len(), Some(from), ends);
+        let until = self.shared.write_wait.begin();
+        self.shared.sending(until, Some(remote), attempt)
+    }
+
     /// As [`UdpSender::put`], but waits.
     pub(super) fn put_until(
         &self,
@@ -118,16 +159,16 @@ impl UdpSender {
     }
 
     pub(super) fn put(&self, from: &[u8], remote: Option<SocketAddr>) -> Result<(), SocketError> {
-        self.put_bytes(from.len(), Some(from), remote)
+        self.put_bytes(from.len(), Some(from), (None, remote))
     }
 
     /// Sends `bytes` bytes to `remote`, or to the connected peer: either `from`, or the bytes
-    /// already at this position of the ring.
+    /// already at this position of the ring. `local` is our end, for a socket at all ports.
     fn put_bytes(
         &self,
         bytes: usize,
         from: Option<&[u8]>,
-        remote: Option<SocketAddr>,
+        (local, remote): (Option<SocketAddr>, Option<SocketAddr>),
     ) -> Result<(), SocketError> {
         let place = &*self.shared;
         if let Some(remote) = remote {
@@ -140,7 +181,13 @@ impl UdpSender {
         let group = place.group_of(Some(remote));
         let (world, queue) = (&place.worlds[group], place.queue(group)?);
         let len = u16::try_from(bytes).unwrap_or(u16::MAX);
-        let record = record::len(len) as usize;
+        let ours = match local {
+            Some(local) => Some(place.local(world, local, remote)?),
+            None if place.port == ALL_PORTS => return Err(SocketError::Invalid),
+            None => None,
+        };
+        let padded = record::len(len) as usize;
+        let record = padded + if ours.is_some() { MORE } else { 0 };
         if bytes > MAX_PAYLOAD || record > world.limits.udp_send_buffer as usize {
             return Err(SocketError::TooLong);
         }
@@ -171,13 +218,16 @@ impl UdpSender {
         if from.is_none() && !queue.was_filled() {
             return Err(SocketError::Invalid);
         }
+        if let Some(ours) = ours {
+            queue.write_in(&writing, &ours.to_bytes());
+        }
         queue.write_in(&writing, &header.to_bytes());
         match from {
             Some(from) => queue.write_in(&writing, from),
             None => queue.write_again_in(&writing, bytes),
         };
         // Also overwrites the padding of the record, since the record may be sent again.
-        queue.write_in(&writing, &[0; HEADER][..record - HEADER - bytes]);
+        queue.write_in(&writing, &[0; HEADER][..padded - HEADER - bytes]);
         drop(writing);
         world.raise_socket(&queue);
         Ok(())
@@ -193,7 +243,7 @@ impl UdpSender {
     #[cfg(feature = "testkit")]
     #[doc(hidden)]
     pub fn try_send_again(&mut self, len: usize) -> Result<(), SocketError> {
-        self.put_bytes(len, None, None)
+        self.put_bytes(len, None, (None, None))
     }
 
     /// Sends datagrams in order, each to its destination, while there is room. Waits for room for
