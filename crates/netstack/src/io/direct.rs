@@ -1,22 +1,25 @@
 //! The log of a thread that owns the state alone. It has no ring: the thread verifies, applies and
 //! performs the pump's requests at once.
 
+use core::iter::Zip;
+use core::slice::Iter;
+
 use super::perform::{self, Template};
-use super::prepare::prepare_and_store;
+use super::prepare::prepare_and_store_by;
 use super::world::{Wakes, World};
 use crate::io::Run;
 use crate::io::rx::Log;
 use crate::log::effect::{Deliver, Effect, EffectSink};
 use crate::log::request::{Request, Verdict};
+use crate::packet::checksum::{Copier, Copying, with_copier};
 use crate::state::apply::{ReplicaState, Requests};
 use crate::stats::EffectStats;
 
 /// Maximum number of requests that wait at one time.
 const ROOM: usize = 1 << 10;
 
-/// A request that the pump published, with its frames.
+/// Verdict and frames of a request.
 struct Entry {
-    request: Request,
     /// One bit per segment, once verified.
     verdict: Option<Verdict>,
     /// The frames of the request.
@@ -58,8 +61,10 @@ impl EffectSink for RequestEffects {
 /// The requests that the pump published since the last call of [`DirectLog::work`].
 #[derive(Default)]
 pub(crate) struct DirectLog {
+    requests: Vec<Request>,
+    /// As many as `requests`.
     entries: Vec<Entry>,
-    /// Requests that are done; the pump reclaims their frames.
+    /// Entries of performed requests; the pump reclaims their frames.
     done: Vec<Entry>,
     effects: RequestEffects,
     /// The position at which the group's log will continue.
@@ -71,12 +76,10 @@ impl Log for DirectLog {
         ROOM - self.entries.len()
     }
 
+    #[inline]
     fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
-        self.entries.push(Entry {
-            request: *request,
-            verdict,
-            run,
-        });
+        self.requests.push(*request);
+        self.entries.push(Entry { verdict, run });
     }
 
     fn reclaim(&mut self, each: &mut dyn FnMut(Run)) {
@@ -114,37 +117,30 @@ impl DirectLog {
         stats: &mut EffectStats,
     ) -> usize {
         let DirectLog {
-            entries, effects, ..
-        } = self;
-        for Entry {
-            request,
-            verdict,
-            run,
+            requests,
+            entries,
+            effects,
             ..
-        } in &mut *entries
-        {
-            if verdict.is_none() {
-                stats.prepared += 1;
-                let (found, stored) = prepare_and_store(world, request, run);
-                match stored {
-                    true => stats.stored_ahead += u64::from(request.digest.len),
-                    false => run.place = None,
-                }
-                *verdict = Some(found);
-            }
-        }
+        } = self;
+        with_copier(PrepareAll {
+            world,
+            requests,
+            entries,
+            stats,
+        });
         let mut performing = Performing {
             world,
             template,
             stats,
             wakes: Wakes::new(world),
-            entries,
-            begun: 0,
+            waiting: requests.iter().zip(&*entries),
+            now: None,
             applied: 0,
         };
         replica.apply_each(&mut performing, effects);
         let applied = performing.applied;
         drop(performing);
+        requests.clear();
         if self.done.is_empty() {
             core::mem::swap(entries, &mut self.done);
         } else {
@@ -154,46 +150,71 @@ impl DirectLog {
     }
 }
 
+/// Prepares all waiting requests.
+struct PrepareAll<'a> {
+    world: &'a World,
+    requests: &'a [Request],
+    entries: &'a mut [Entry],
+    stats: &'a mut EffectStats,
+}
+
+impl Copying for PrepareAll<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self, copier: impl Copier) {
+        for (request, Entry { verdict, run }) in self.requests.iter().zip(self.entries) {
+            if verdict.is_none() {
+                self.stats.prepared += 1;
+                let (found, stored) = prepare_and_store_by(copier, self.world, request, run);
+                match stored {
+                    true => self.stats.stored_ahead += u64::from(request.digest.len),
+                    false => run.place = None,
+                }
+                *verdict = Some(found);
+            }
+        }
+    }
+}
+
 /// The waiting requests; each is performed as soon as it is applied.
 struct Performing<'a> {
     world: &'a World,
     template: &'a mut Template,
     stats: &'a mut EffectStats,
     wakes: Wakes<'a>,
-    entries: &'a [Entry],
-    /// How many of `entries` were begun.
-    begun: usize,
+    waiting: Zip<Iter<'a, Request>, Iter<'a, Entry>>,
+    /// The request that is being applied.
+    now: Option<(&'a Request, &'a Entry)>,
     applied: usize,
 }
 
 impl<'a> Performing<'a> {
-    /// The request that is being applied.
     #[inline(always)]
-    fn entry(&self) -> &'a Entry {
-        &self.entries[self.begun - 1]
+    fn now(&self) -> (&'a Request, &'a Entry) {
+        self.now.expect("a request is being applied")
     }
 }
 
 impl Requests<RequestEffects> for Performing<'_> {
     #[inline(always)]
     fn advance(&mut self) -> bool {
-        let more = self.begun < self.entries.len();
-        self.begun += usize::from(more);
-        more
+        self.now = self.waiting.next();
+        self.now.is_some()
     }
 
     #[inline(always)]
     fn current(&self) -> (&Request, Verdict) {
-        let entry = self.entry();
-        (&entry.request, entry.verdict.unwrap_or(0))
+        let (request, entry) = self.now();
+        (request, entry.verdict.unwrap_or(0))
     }
 
     #[inline(always)]
     fn take_effects(&mut self, asked: &mut RequestEffects) {
         self.applied += 1;
         if let Some(deliver) = &asked.first {
-            let entry = self.entry();
-            let (layout, payload) = (entry.request.layout(), entry.run.payload(true));
+            let (request, entry) = self.now();
+            let (layout, payload) = (request.layout(), entry.run.payload(true));
             perform::deliver(self.world, deliver, layout, &payload, self.stats);
             self.wakes.add(deliver.conn);
             asked.first = None;
@@ -215,11 +236,11 @@ impl Performing<'_> {
             effects.clear();
             return;
         }
-        let entry = self.entry();
+        let (request, entry) = self.now();
         perform::all(
             self.world,
             &*effects,
-            (&entry.request, entry.run.payload(true)),
+            (request, entry.run.payload(true)),
             self.template,
             self.stats,
             &mut self.wakes,
