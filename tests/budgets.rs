@@ -29,10 +29,10 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 const PARTS: [Part; 9] = [
     part("crates/dominoes", 18_200, 17_000),
     part("crates/drivers", 23_800, 20_000),
-    part("crates/netstack/proto", 31_300, 31_000),
+    part("crates/netstack/proto", 30_700, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
-        ..part("crates/netstack", 63_000, 45_000)
+        ..part("crates/netstack", 62_900, 45_000)
     },
     part("crates/bench", 29_000, 21_000),
     part("crates/testkit", 3_500, 3_000),

@@ -1,25 +1,22 @@
 //! The log of a thread that owns the state alone. It has no ring: the thread verifies, applies and
 //! performs the pump's requests at once.
 
-use core::iter::Zip;
-use core::slice::Iter;
-
 use super::perform::{self, Template};
-use super::prepare::prepare_and_store_by;
+use super::prepare::prepare_and_store;
 use super::world::{Wakes, World};
 use crate::io::Run;
 use crate::io::rx::Log;
 use crate::log::effect::{Deliver, Effect, EffectSink};
 use crate::log::request::{Request, Verdict};
-use crate::packet::checksum::{Copier, Copying, with_copier};
 use crate::state::apply::{ReplicaState, Requests};
 use crate::stats::EffectStats;
 
 /// Maximum number of requests that wait at one time.
 const ROOM: usize = 1 << 10;
 
-/// Verdict and frames of a request.
+/// A request that the pump published, with its frames.
 struct Entry {
+    request: Request,
     /// One bit per segment, once verified.
     verdict: Option<Verdict>,
     /// The frames of the request.
@@ -61,10 +58,8 @@ impl EffectSink for RequestEffects {
 /// The requests that the pump published since the last call of [`DirectLog::work`].
 #[derive(Default)]
 pub(crate) struct DirectLog {
-    requests: Vec<Request>,
-    /// As many as `requests`.
     entries: Vec<Entry>,
-    /// Entries of performed requests; the pump reclaims their frames.
+    /// Requests that are done; the pump reclaims their frames.
     done: Vec<Entry>,
     effects: RequestEffects,
     /// The position at which the group's log will continue.
@@ -76,10 +71,12 @@ impl Log for DirectLog {
         ROOM - self.entries.len()
     }
 
-    #[inline]
     fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
-        self.requests.push(*request);
-        self.entries.push(Entry { verdict, run });
+        self.entries.push(Entry {
+            request: *request,
+            verdict,
+            run,
+        });
     }
 
     fn reclaim(&mut self, each: &mut dyn FnMut(Run)) {
@@ -117,30 +114,37 @@ impl DirectLog {
         stats: &mut EffectStats,
     ) -> usize {
         let DirectLog {
-            requests,
-            entries,
-            effects,
-            ..
+            entries, effects, ..
         } = self;
-        with_copier(PrepareAll {
-            world,
-            requests,
-            entries,
-            stats,
-        });
+        for Entry {
+            request,
+            verdict,
+            run,
+            ..
+        } in &mut *entries
+        {
+            if verdict.is_none() {
+                stats.prepared += 1;
+                let (found, stored) = prepare_and_store(world, request, run);
+                match stored {
+                    true => stats.stored_ahead += u64::from(request.digest.len),
+                    false => run.place = None,
+                }
+                *verdict = Some(found);
+            }
+        }
         let mut performing = Performing {
             world,
             template,
             stats,
             wakes: Wakes::new(world),
-            waiting: requests.iter().zip(&*entries),
-            now: None,
+            entries,
+            begun: 0,
             applied: 0,
         };
         replica.apply_each(&mut performing, effects);
         let applied = performing.applied;
         drop(performing);
-        requests.clear();
         if self.done.is_empty() {
             core::mem::swap(entries, &mut self.done);
         } else {
@@ -150,71 +154,46 @@ impl DirectLog {
     }
 }
 
-/// Prepares all waiting requests.
-struct PrepareAll<'a> {
-    world: &'a World,
-    requests: &'a [Request],
-    entries: &'a mut [Entry],
-    stats: &'a mut EffectStats,
-}
-
-impl Copying for PrepareAll<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn call(self, copier: impl Copier) {
-        for (request, Entry { verdict, run }) in self.requests.iter().zip(self.entries) {
-            if verdict.is_none() {
-                self.stats.prepared += 1;
-                let (found, stored) = prepare_and_store_by(copier, self.world, request, run);
-                match stored {
-                    true => self.stats.stored_ahead += u64::from(request.digest.len),
-                    false => run.place = None,
-                }
-                *verdict = Some(found);
-            }
-        }
-    }
-}
-
 /// The waiting requests; each is performed as soon as it is applied.
 struct Performing<'a> {
     world: &'a World,
     template: &'a mut Template,
     stats: &'a mut EffectStats,
     wakes: Wakes<'a>,
-    waiting: Zip<Iter<'a, Request>, Iter<'a, Entry>>,
-    /// The request that is being applied.
-    now: Option<(&'a Request, &'a Entry)>,
+    entries: &'a [Entry],
+    /// How many of `entries` were begun.
+    begun: usize,
     applied: usize,
 }
 
 impl<'a> Performing<'a> {
+    /// The request that is being applied.
     #[inline(always)]
-    fn now(&self) -> (&'a Request, &'a Entry) {
-        self.now.expect("a request is being applied")
+    fn entry(&self) -> &'a Entry {
+        &self.entries[self.begun - 1]
     }
 }
 
 impl Requests<RequestEffects> for Performing<'_> {
     #[inline(always)]
     fn advance(&mut self) -> bool {
-        self.now = self.waiting.next();
-        self.now.is_some()
+        let more = self.begun < self.entries.len();
+        self.begun += usize::from(more);
+        more
     }
 
     #[inline(always)]
     fn current(&self) -> (&Request, Verdict) {
-        let (request, entry) = self.now();
-        (request, entry.verdict.unwrap_or(0))
+        let entry = self.entry();
+        (&entry.request, entry.verdict.unwrap_or(0))
     }
 
     #[inline(always)]
     fn take_effects(&mut self, asked: &mut RequestEffects) {
         self.applied += 1;
         if let Some(deliver) = &asked.first {
-            let (request, entry) = self.now();
-            let (layout, payload) = (request.layout(), entry.run.payload(true));
+            let entry = self.entry();
+            let (layout, payload) = (entry.request.layout(), entry.run.payload(true));
             perform::deliver(self.world, deliver, layout, &payload, self.stats);
             self.wakes.add(deliver.conn);
             asked.first = None;
@@ -236,11 +215,11 @@ impl Performing<'_> {
             effects.clear();
             return;
         }
-        let (request, entry) = self.now();
+        let entry = self.entry();
         perform::all(
             self.world,
             &*effects,
-            (request, entry.run.payload(true)),
+            (&entry.request, entry.run.payload(true)),
             self.template,
             self.stats,
             &mut self.wakes,

@@ -7,56 +7,29 @@ use dominoes_drivers::{Frame, RxChecksum};
 
 use crate::io::world::World;
 use crate::io::{Frames, Run};
-use crate::log::request::{Body, Request, RequestKind, Verdict};
+use crate::log::request::{Request, RequestKind, Verdict};
 use crate::packet as wire;
 use crate::packet::UDP;
-use crate::packet::checksum::{Copier, Copying, Sum, with_copier};
+use crate::packet::checksum::Sum;
 
 const TCP: u8 = 6;
 /// Bytes of both addresses and a TCP header without options.
 const HEAD_V4: usize = 8 + 20;
 const HEAD_V6: usize = 32 + 20;
 
-/// As [`prepare_and_store_by`], for one request.
-pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> (Verdict, bool) {
-    struct One<'a>(&'a World, &'a Request, &'a Run);
-
-    impl Copying for One<'_> {
-        type Output = (Verdict, bool);
-
-        #[inline(always)]
-        fn call(self, copier: impl Copier) -> (Verdict, bool) {
-            prepare_and_store_by(copier, self.0, self.1, self.2)
-        }
-    }
-
-    with_copier(One(world, request, run))
-}
-
 /// As [`prepare`], and stores the payload on the way if the pump reserved bytes of the receive ring
 /// for it: what was just summed is not fetched a second time. Returns whether it did. If bytes are
 /// reserved, the caller has begun the verdict, so no other worker stores it.
-#[inline(always)]
-pub(crate) fn prepare_and_store_by(
-    copier: impl Copier,
-    world: &World,
-    request: &Request,
-    run: &Run,
-) -> (Verdict, bool) {
+pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> (Verdict, bool) {
     let Some(place) = run.place else {
         return (prepare(request, run), false);
     };
-    let seg_len = request.layout().0 as usize;
+    let (seg_len, _) = request.layout();
     let stored = world.streams.get(request.digest.hint).and_then(|stream| {
         stream.store_ahead(place, request.digest.len, |to| {
             // All segments of a run are of one family.
-            let frames = || run.frames().iter().map(Frame::bytes);
-            match &request.body {
-                Body::Segments { flow, .. } if !flow.local.address.is_v4() => {
-                    store::<true>(copier, frames(), seg_len, to)
-                }
-                _ => store::<false>(copier, frames(), seg_len, to),
-            }
+            let len = seg_len as usize;
+            store(run, len, &mut *to, verify_and_copy_v4).or_else(|| store_v6(run, len, to))
         })
     });
     match stored {
@@ -65,55 +38,55 @@ pub(crate) fn prepare_and_store_by(
     }
 }
 
-/// Copies the ends of frames (Ethernet, IP, TCP), `seg_len` bytes each, to `to`. Returns which of
-/// their TCP checksums are right; `None` if one cannot be computed in one pass.
+/// Stores the payload of a run's frames, `seg_len` bytes each, as `verify_and_copy` does. `None` if
+/// it cannot.
 #[inline(always)]
-fn store<'f, const IS_V6: bool>(
-    copier: impl Copier,
-    frames: impl Iterator<Item = &'f [u8]>,
+fn store(
+    run: &Run,
     seg_len: usize,
     to: &mut [u8],
+    verify_and_copy: impl Fn(&[u8], &mut [u8]) -> Option<bool>,
 ) -> Option<Verdict> {
-    let (mut left, mut verdict) = (to, 0);
-    for (i, frame) in frames.enumerate() {
+    let mut left = to;
+    let mut verdict = 0;
+    for (i, frame) in run.frames().iter().enumerate() {
         let (to, rest) = left.split_at_mut(left.len().min(seg_len));
-        let covered = match IS_V6 {
-            false => wire::checksummed_at_once(frame)?,
-            true => wire::ipv6::checksummed_at_once(frame)?,
-        };
-        let (head, payload) = covered.split_at(covered.len().checked_sub(to.len())?);
-        let sum = match IS_V6 {
-            false => rest_of_pseudo_header::<8>(covered).add_head::<HEAD_V4>(head),
-            true => rest_of_pseudo_header::<32>(covered).add_head::<HEAD_V6>(head),
-        };
-        let is_good = sum.add_copy(copier, payload, to).is_good();
-        verdict |= Verdict::from(is_good) << i;
+        verdict |= Verdict::from(verify_and_copy(frame.bytes(), to)?) << i;
         left = rest;
     }
     Some(verdict)
 }
 
-/// Copies the end of a frame to `to`. Returns whether its TCP checksum is right; `None` if that
-/// cannot be computed in one pass.
+#[inline(never)]
+fn store_v6(run: &Run, seg_len: usize, to: &mut [u8]) -> Option<Verdict> {
+    store(run, seg_len, to, verify_and_copy_v6)
+}
+
+/// Copies the end of a frame (Ethernet, IP, TCP) to `to`, and says whether its TCP checksum is
+/// right. `None` if it is not one that can be done in one pass.
 #[cfg(feature = "testkit")]
+#[inline(always)]
 pub(crate) fn verify_and_copy(frame: &[u8], to: &mut [u8]) -> Option<bool> {
-    struct One<'a>(&'a [u8], &'a mut [u8]);
-
-    impl Copying for One<'_> {
-        type Output = Option<Verdict>;
-
-        #[inline(always)]
-        fn call(self, copier: impl Copier) -> Option<Verdict> {
-            let One(frame, to) = self;
-            let (frames, len) = (core::iter::once(frame), to.len());
-            match wire::is_ipv6(frame) {
-                true => store::<true>(copier, frames, len, to),
-                false => store::<false>(copier, frames, len, to),
-            }
-        }
+    match wire::is_ipv6(frame) {
+        true => verify_and_copy_v6(frame, to),
+        false => verify_and_copy_v4(frame, to),
     }
+}
 
-    with_copier(One(frame, to)).map(|verdict| verdict == 1)
+#[inline(always)]
+fn verify_and_copy_v4(frame: &[u8], to: &mut [u8]) -> Option<bool> {
+    let covered = wire::checksummed_at_once(frame)?;
+    let (head, payload) = covered.split_at(covered.len().checked_sub(to.len())?);
+    let sum = rest_of_pseudo_header::<8>(covered).add_head::<HEAD_V4>(head);
+    Some(sum.add_copy(payload, to).is_good())
+}
+
+#[inline(always)]
+fn verify_and_copy_v6(frame: &[u8], to: &mut [u8]) -> Option<bool> {
+    let covered = wire::ipv6::checksummed_at_once(frame)?;
+    let (head, payload) = covered.split_at(covered.len().checked_sub(to.len())?);
+    let sum = rest_of_pseudo_header::<32>(covered).add_head::<HEAD_V6>(head);
+    Some(sum.add_copy_here(payload, to).is_good())
 }
 
 /// Which segments of a run have a good checksum, one bit each.

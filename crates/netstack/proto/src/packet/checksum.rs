@@ -50,37 +50,32 @@ impl Sum {
     /// If the lengths differ.
     #[inline(always)]
     #[must_use]
-    pub fn add_copy(self, copier: impl Copier, from: &[u8], to: &mut [u8]) -> Sum {
-        assert_eq!(from.len(), to.len());
-        Sum(fold64(self.0, copier.copy(from, to)))
+    pub fn add_copy(self, from: &[u8], to: &mut [u8]) -> Sum {
+        Sum(fold64(self.0, copy_words(from, to)))
+    }
+
+    /// [`Sum::add_copy`] without a call, for a hot place that justifies the larger code.
+    #[inline(always)]
+    #[must_use]
+    pub fn add_copy_here(self, from: &[u8], to: &mut [u8]) -> Sum {
+        Sum(fold64(self.0, copy_words_here(from, to)))
     }
 
     /// Copies `parts` to `to` and adds them; the first may have an odd length.
     ///
     /// # Panics
     /// If the length of `to` is not the sum of both.
-    #[inline(always)]
+    #[inline]
     #[must_use]
-    pub fn add_copies(self, copier: impl Copier, parts: (&[u8], &[u8]), to: &mut [u8]) -> Sum {
+    pub fn add_copies(self, parts: (&[u8], &[u8]), to: &mut [u8]) -> Sum {
         let (a, b) = parts;
         let (front, back) = to.split_at_mut(a.len());
-        let sum = self.add_copy(copier, a, front);
+        let sum = self.add_copy(a, front);
         if b.is_empty() && back.is_empty() {
             return sum;
         }
-        let second = Sum::default().add_copy(copier, b, back);
+        let second = Sum::default().add_copy(b, back);
         Sum(fold64(sum.0, second.behind(a.len()).0))
-    }
-
-    /// [`Sum::add_copies`] with the widest vectors of this processor, for parts that are copied
-    /// alone.
-    ///
-    /// # Panics
-    /// If the length of `to` is not the sum of both.
-    #[must_use]
-    pub fn copy_once(self, parts: (&[u8], &[u8]), to: &mut [u8]) -> Sum {
-        let sum = self;
-        with_copier(Copies { sum, parts, to })
     }
 
     /// This sum, for bytes that follow `len` others: after an odd number, every byte is in the
@@ -175,52 +170,26 @@ fn sum_words(bytes: &[u8]) -> u64 {
     narrow::sum(bytes)
 }
 
-/// Copies bytes and sums them on the way.
-pub trait Copier: Copy {
-    /// Copies `from` to `to`, which has equal length, and returns the sum of its words.
-    fn copy(self, from: &[u8], to: &mut [u8]) -> u64;
-}
-
-/// Work that copies one or many pieces. `call` and all that it does up to each copy must be
-/// `#[inline(always)]`.
-pub trait Copying {
-    /// The result.
-    type Output;
-
-    /// Does the work, with `copier` for each copy.
-    fn call(self, copier: impl Copier) -> Self::Output;
-}
-
-/// [`Sum::add_copies`].
-struct Copies<'a> {
-    sum: Sum,
-    parts: (&'a [u8], &'a [u8]),
-    to: &'a mut [u8],
-}
-
-impl Copying for Copies<'_> {
-    type Output = Sum;
-
-    #[inline(always)]
-    fn call(self, copier: impl Copier) -> Sum {
-        self.sum.add_copies(copier, self.parts, self.to)
-    }
-}
-
-/// Does `work` with the widest vectors of this processor, which are selected once for all of its
-/// copies.
 #[inline]
-pub fn with_copier<W: Copying>(work: W) -> W::Output {
+fn copy_words(from: &[u8], to: &mut [u8]) -> u64 {
+    copy_words_here(from, to)
+}
+
+/// [`copy_words`], always inlined.
+#[inline(always)]
+fn copy_words_here(from: &[u8], to: &mut [u8]) -> u64 {
+    assert_eq!(from.len(), to.len());
     #[cfg(target_arch = "x86_64")]
-    {
+    if from.len() >= WIDE {
         if let Some(cpu) = V4::try_new() {
-            return cpu.vectorize(wide::Selected { cpu, work });
+            return cpu.vectorize(wide::Copied { cpu, from, to });
         }
         if let Some(cpu) = V3::try_new() {
-            return cpu.vectorize(wide::Selected { cpu, work });
+            return cpu.vectorize(wide::Copied { cpu, from, to });
         }
     }
-    work.call(narrow::Words)
+    to.copy_from_slice(from);
+    narrow::sum(from)
 }
 
 /// Loops for every processor.
@@ -230,18 +199,6 @@ mod narrow {
     /// Both halves of a word go to 64-bit accumulators, which cannot overflow below 2^32 words.
     /// Compilers vectorize this shape, with four words, for every target; wider ones not always.
     const LANES: usize = 4;
-
-    /// Copies and sums without vectors.
-    #[derive(Clone, Copy)]
-    pub(super) struct Words;
-
-    impl super::Copier for Words {
-        #[inline]
-        fn copy(self, from: &[u8], to: &mut [u8]) -> u64 {
-            to.copy_from_slice(from);
-            sum(from)
-        }
-    }
 
     pub(super) fn sum(bytes: &[u8]) -> u64 {
         let (groups, rest) = bytes.as_chunks::<{ 8 * LANES }>();
@@ -351,22 +308,19 @@ mod tests {
         (0..len).map(|at| byte(at) as u8).collect()
     }
 
-    fn copied(from: &[u8], to: &mut [u8]) -> Sum {
-        Sum::default().copy_once((from, &[]), to)
-    }
-
     /// Results of all loops of this processor on `from`, with a copy to `to` if the loop copies.
     fn by_every_loop(from: &[u8], to: &mut [u8]) -> Vec<u16> {
         let mut sums = vec![Sum::default().with(from), Sum(narrow::sum(from))];
         #[cfg(target_arch = "x86_64")]
         {
-            fn both<C: Copier>(cpu: C, from: &[u8], to: &mut [u8]) -> [Sum; 2]
+            fn both<C: Copy>(cpu: C, from: &[u8], to: &mut [u8]) -> [Sum; 2]
             where
                 for<'a> wide::Words<'a, C>: NullaryFnOnce<Output = u64>,
+                for<'a> wide::Copied<'a, C>: NullaryFnOnce<Output = u64>,
             {
                 to.fill(0);
                 let words = wide::Words { cpu, bytes: from }.call();
-                [words, cpu.copy(from, to)].map(Sum)
+                [words, wide::Copied { cpu, from, to }.call()].map(Sum)
             }
             sums.extend(
                 V3::try_new()
@@ -380,7 +334,7 @@ mod tests {
             );
         }
         to.fill(0xa5);
-        sums.push(copied(from, to));
+        sums.push(Sum::default().add_copy(from, to));
         sums.into_iter().map(Sum::finish).collect()
     }
 
@@ -411,7 +365,7 @@ mod tests {
         for at in 0..64 {
             let from = &bytes[at..at + 1448];
             for into in 0..64 {
-                let sum = copied(from, &mut to[into..into + 1448]);
+                let sum = Sum::default().add_copy(from, &mut to[into..into + 1448]);
                 assert_eq!(sum.finish(), plain(from), "from {at} to {into}");
                 assert_eq!(&to[into..into + 1448], from);
             }
@@ -464,8 +418,7 @@ mod tests {
         ) {
             let cut = cut.index(bytes.len() + 1);
             let mut to = vec![0; bytes.len()];
-            let parts = bytes.split_at(cut);
-            let sum = Sum::default().copy_once(parts, &mut to);
+            let sum = Sum::default().add_copies(bytes.split_at(cut), &mut to);
             prop_assert_eq!(sum.finish(), plain(&bytes));
             prop_assert_eq!(to, bytes);
         }

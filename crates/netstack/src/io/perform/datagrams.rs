@@ -360,7 +360,7 @@ fn first_piece(
     // A record's payload begins at an even offset, so its first part has an even length.
     let sum = pseudo.with(head);
     let sum = if text.len() == len {
-        sum.copy_once(payload, text)
+        sum.add_copies(payload, text)
     } else {
         copy(payload, text);
         sum.with(payload.0).with(payload.1)
@@ -388,7 +388,7 @@ pub(crate) fn fill_datagram(frame: &mut [u8], payload: &[u8]) {
             UDP_HEADER + payload.len(),
         )
         .with(udp)
-        .copy_once((payload, &[]), rest);
+        .add_copy(payload, rest);
     wire::set_udp_checksum(udp, sum.finish());
 }
 

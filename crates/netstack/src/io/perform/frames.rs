@@ -11,7 +11,7 @@ use crate::keys::KeyUse;
 use crate::log::effect::Transmit;
 use crate::log::request::{ConnId, Flags, Flow, IpFields, Sack};
 use crate::packet as wire;
-use crate::packet::checksum::{Copier, Copying, Sum, with_copier};
+use crate::packet::checksum::Sum;
 use crate::packet::{ETHERNET_HEADER, MAX_HEADERS, SackBlocks, TcpHeaders};
 use crate::seqnum::SeqNum;
 use crate::stats::EffectStats;
@@ -363,15 +363,7 @@ fn build_range<const N: usize>(
                     build_with_payload(world, &stream, t, i, template, &mut claim);
                 }
             } else {
-                with_copier(BuildCopies {
-                    world,
-                    stream: &stream,
-                    t,
-                    range,
-                    template: &mut *template,
-                    claim: &mut claim,
-                    before: &mut before,
-                });
+                build_copies(world, &stream, t, range, template, &mut claim, &mut before);
             }
             claim.publish();
             stats.frames += u64::from(count);
@@ -417,49 +409,42 @@ fn claim_one<'a>(
 /// Builds claimed frames with payload: copies the payload and computes the checksums. The frames
 /// differ in their sequence numbers; the last one of the effect differs in length and flags,
 /// too.
-struct BuildCopies<'a, 'c, B, const N: usize> {
-    world: &'a World,
-    stream: &'a StreamRef<'a>,
-    t: &'a Transmit,
+#[inline(always)]
+fn build_copies<const N: usize>(
+    world: &World,
+    stream: &StreamRef<'_>,
+    t: &Transmit,
     range: Range<u32>,
-    template: &'a mut Kept<N>,
-    claim: &'a mut TxClaim<'c>,
-    before: B,
-}
-
-impl<B: FnMut(), const N: usize> Copying for BuildCopies<'_, '_, B, N> {
-    type Output = ();
-
-    #[inline(always)]
-    fn call(mut self, copier: impl Copier) {
-        let (t, claim) = (self.t, self.claim);
-        let mut head = Head::default();
-        let first = self.range.start;
-        for i in self.range {
-            (self.before)();
-            let (offset, len) = t.payload_of(i);
-            let frame = t.first_frame + u64::from(i);
-            let is_last = i + 1 == t.count;
-            if i == first || is_last {
-                let flags = if is_last {
-                    t.flags
-                } else {
-                    t.flags.without(Flags::PSH.with(Flags::FIN))
-                };
-                head = self.template.fit_numbered(self.world, t, flags, len);
-            }
-            let total = head.len + len as usize;
-            // This worker most likely builds the next frame, too, which has equal length.
-            self.world.tx.fetch(frame + 1, total);
-            let buffer = claim.buffer();
-            let seq = t.seq + i * t.frame_len;
-            self.template.write_next(seq, buffer);
-            let parts = self.stream.sending(offset, len as usize);
-            let sum = head.sum.number(seq.0);
-            let sum = sum.add_copies(copier, parts, &mut buffer[head.len..total]);
-            set_checksum::<N>(buffer, sum.finish());
-            claim.built(head.len, total, TxMeta::default());
+    template: &mut Kept<N>,
+    claim: &mut TxClaim<'_>,
+    mut before: impl FnMut(),
+) {
+    let mut head = Head::default();
+    let first = range.start;
+    for i in range {
+        before();
+        let (offset, len) = t.payload_of(i);
+        let frame = t.first_frame + u64::from(i);
+        let is_last = i + 1 == t.count;
+        if i == first || is_last {
+            let flags = if is_last {
+                t.flags
+            } else {
+                t.flags.without(Flags::PSH.with(Flags::FIN))
+            };
+            head = template.fit_numbered(world, t, flags, len);
         }
+        let total = head.len + len as usize;
+        // This worker most likely builds the next frame, too, which has equal length.
+        world.tx.fetch(frame + 1, total);
+        let buffer = claim.buffer();
+        let seq = t.seq + i * t.frame_len;
+        template.write_next(seq, buffer);
+        let parts = stream.sending(offset, len as usize);
+        let sum = head.sum.number(seq.0);
+        let checksum = sum.add_copies(parts, &mut buffer[head.len..total]).finish();
+        set_checksum::<N>(buffer, checksum);
+        claim.built(head.len, total, TxMeta::default());
     }
 }
 
@@ -547,11 +532,11 @@ fn header_sum(sum: Sum, h: &TcpHeaders, written: &[u8]) -> Sum {
 /// except for writing headers.
 #[cfg(feature = "testkit")]
 pub(crate) fn fill(frame: &mut [u8], payload: &[u8]) {
-    if let Some((head, to)) = frame.split_first_chunk_mut() {
-        let headers = sum_of_headers(head, payload.len());
-        let sum = headers.copy_once((payload, &[]), to);
-        wire::set_tcp_checksum::<AT>(frame, sum.finish());
-    }
+    let Some((head, rest)) = frame.split_first_chunk_mut() else {
+        return;
+    };
+    let sum = sum_of_headers(head, payload.len()).add_copy(payload, rest);
+    wire::set_tcp_checksum::<AT>(frame, sum.finish());
 }
 
 /// The sum of the headers before `payload_len` bytes of payload, and of the IPv4 pseudo header.

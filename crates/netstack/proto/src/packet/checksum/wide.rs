@@ -10,11 +10,8 @@ use core::arch::x86_64::{__m256i, __m512i};
 use pulp::NullaryFnOnce;
 use pulp::x86::{V3, V4};
 
-use super::{Copier, Copying};
-
-/// Vectors of a group, which share one mean, and of the smaller group at the end.
-const GROUP: usize = 8;
-const HALF: usize = 4;
+/// Vectors of a group, which share one mean.
+const GROUP: usize = 4;
 /// Bytes after which the carries are counted. Half a carry is 2^15 in the highest words, and
 /// the estimate is wrong by less than four per vector: thousands of vectors are possible.
 const BLOCK: usize = 1 << 16;
@@ -36,12 +33,10 @@ pub trait Vectors<const N: usize>: Copy {
     fn mean(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// The highest 16 bits of each number.
     fn highest(self, vector: Self::Vector) -> Self::Vector;
-    /// The highest 17 bits: twice the highest 16, but for the last bit.
-    fn twice(self, vector: Self::Vector) -> Self::Vector;
-    /// The highest 14 bits: the contribution of a number to the mean of a half group.
+    /// The highest 14 bits: the contribution of a number to the mean of a group.
     fn share(self, vector: Self::Vector) -> Self::Vector;
     /// The sum of all numbers that were added to `sum`; `means` holds the sums of the highest
-    /// words of the mean of each half group.
+    /// words of each group's mean.
     fn total(self, sum: Self::Vector, means: Self::Vector) -> u64;
     /// Sums fewer than `N` bytes.
     fn sum_last(self, bytes: &[u8]) -> u64;
@@ -80,11 +75,6 @@ impl Vectors<32> for V3 {
     #[inline(always)]
     fn highest(self, vector: __m256i) -> __m256i {
         self.avx2._mm256_srli_epi64::<48>(vector)
-    }
-
-    #[inline(always)]
-    fn twice(self, vector: __m256i) -> __m256i {
-        self.avx2._mm256_srli_epi64::<47>(vector)
     }
 
     #[inline(always)]
@@ -166,11 +156,6 @@ impl Vectors<64> for V4 {
     }
 
     #[inline(always)]
-    fn twice(self, vector: __m512i) -> __m512i {
-        self.avx512f._mm512_srli_epi64::<47>(vector)
-    }
-
-    #[inline(always)]
     fn share(self, vector: __m512i) -> __m512i {
         self.avx512f._mm512_srli_epi64::<50>(vector)
     }
@@ -207,24 +192,12 @@ pub(super) struct Words<'a, C> {
     pub bytes: &'a [u8],
 }
 
-/// `work` with the vectors of `cpu`.
-pub(super) struct Selected<C, W> {
+/// The sum of `from`, which is copied to `to`.
+pub(super) struct Copied<'a, C> {
     pub cpu: C,
-    pub work: W,
-}
-
-impl Copier for V3 {
-    #[inline(always)]
-    fn copy(self, from: &[u8], to: &mut [u8]) -> u64 {
-        copy(self, from, to)
-    }
-}
-
-impl Copier for V4 {
-    #[inline(always)]
-    fn copy(self, from: &[u8], to: &mut [u8]) -> u64 {
-        copy(self, from, to)
-    }
+    pub from: &'a [u8],
+    /// As long as `from`.
+    pub to: &'a mut [u8],
 }
 
 impl NullaryFnOnce for Words<'_, V3> {
@@ -245,12 +218,21 @@ impl NullaryFnOnce for Words<'_, V4> {
     }
 }
 
-impl<C: Copier, W: Copying> NullaryFnOnce for Selected<C, W> {
-    type Output = W::Output;
+impl NullaryFnOnce for Copied<'_, V3> {
+    type Output = u64;
 
     #[inline(always)]
-    fn call(self) -> W::Output {
-        self.work.call(self.cpu)
+    fn call(self) -> u64 {
+        copy(self.cpu, self.from, self.to)
+    }
+}
+
+impl NullaryFnOnce for Copied<'_, V4> {
+    type Output = u64;
+
+    #[inline(always)]
+    fn call(self) -> u64 {
+        copy(self.cpu, self.from, self.to)
     }
 }
 
@@ -292,30 +274,11 @@ struct Sums<V> {
 impl<V: Copy> Sums<V> {
     #[inline(always)]
     fn group<const N: usize>(&mut self, cpu: impl Vectors<N, Vector = V>, group: [V; GROUP]) {
-        let [a, b, c, d, e, f, g, h] = group;
-        let mean = cpu.mean(
-            self.add_half(cpu, [a, b, c, d]),
-            self.add_half(cpu, [e, f, g, h]),
-        );
-        self.means = cpu.add(self.means, cpu.twice(mean));
-    }
-
-    #[inline(always)]
-    fn half<const N: usize>(&mut self, cpu: impl Vectors<N, Vector = V>, half: [V; HALF]) {
-        let mean = self.add_half(cpu, half);
-        self.means = cpu.add(self.means, cpu.highest(mean));
-    }
-
-    /// Adds half a group to the sum. Returns its mean.
-    #[inline(always)]
-    fn add_half<const N: usize>(
-        &mut self,
-        cpu: impl Vectors<N, Vector = V>,
-        [a, b, c, d]: [V; HALF],
-    ) -> V {
+        let [a, b, c, d] = group;
         let sum = cpu.add(cpu.add(a, b), cpu.add(c, d));
         self.sum = cpu.add(self.sum, sum);
-        cpu.mean(cpu.mean(a, b), cpu.mean(c, d))
+        let mean = cpu.mean(cpu.mean(a, b), cpu.mean(c, d));
+        self.means = cpu.add(self.means, cpu.highest(mean));
     }
 
     /// Adds a vector that belongs to no group.
@@ -334,43 +297,18 @@ fn sum_block<const N: usize, C: Vectors<N>>(cpu: C, vectors: &[[u8; N]]) -> u64 
         sum: zero,
         means: zero,
     };
-    let (groups, rest) = vectors.as_chunks::<GROUP>();
+    let (groups, last) = vectors.as_chunks::<GROUP>();
     for group in groups {
-        sums.group(cpu, load_all(cpu, group));
-    }
-    let (halves, last) = rest.as_chunks::<HALF>();
-    for half in halves {
-        sums.half(cpu, load_all(cpu, half));
+        let mut vectors = [zero; GROUP];
+        for (vector, bytes) in vectors.iter_mut().zip(group) {
+            *vector = cpu.load(bytes);
+        }
+        sums.group(cpu, vectors);
     }
     for bytes in last {
         sums.single(cpu, cpu.load(bytes));
     }
     cpu.total(sums.sum, sums.means)
-}
-
-#[inline(always)]
-fn load_all<const N: usize, const COUNT: usize, C: Vectors<N>>(
-    cpu: C,
-    bytes: &[[u8; N]; COUNT],
-) -> [C::Vector; COUNT] {
-    let mut vectors = [cpu.zero(); COUNT];
-    for (vector, bytes) in vectors.iter_mut().zip(bytes) {
-        *vector = cpu.load(bytes);
-    }
-    vectors
-}
-
-#[inline(always)]
-fn copy_all<const N: usize, const COUNT: usize, C: Vectors<N>>(
-    cpu: C,
-    bytes: &[[u8; N]; COUNT],
-    to: &mut [[u8; N]; COUNT],
-) -> [C::Vector; COUNT] {
-    let vectors = load_all(cpu, bytes);
-    for (vector, place) in vectors.iter().zip(to) {
-        cpu.store(*vector, place);
-    }
-    vectors
 }
 
 /// Copies and sums at most [`BLOCK`] bytes.
@@ -381,15 +319,15 @@ fn copy_block<const N: usize, C: Vectors<N>>(cpu: C, from: &[[u8; N]], to: &mut 
         sum: zero,
         means: zero,
     };
-    let (groups, from) = from.as_chunks::<GROUP>();
-    let (into, to) = to.as_chunks_mut::<GROUP>();
+    let (groups, last) = from.as_chunks::<GROUP>();
+    let (into, rest) = to.as_chunks_mut::<GROUP>();
     for (group, into) in groups.iter().zip(into) {
-        sums.group(cpu, copy_all(cpu, group, into));
-    }
-    let (halves, last) = from.as_chunks::<HALF>();
-    let (into, rest) = to.as_chunks_mut::<HALF>();
-    for (half, into) in halves.iter().zip(into) {
-        sums.half(cpu, copy_all(cpu, half, into));
+        let mut vectors = [zero; GROUP];
+        for (vector, (bytes, place)) in vectors.iter_mut().zip(group.iter().zip(into)) {
+            *vector = cpu.load(bytes);
+            cpu.store(*vector, place);
+        }
+        sums.group(cpu, vectors);
     }
     for (bytes, place) in last.iter().zip(rest) {
         let vector = cpu.load(bytes);

@@ -6,7 +6,6 @@ mod fuzz;
 mod one_side;
 mod pair;
 mod queries;
-mod runs_of_acks;
 mod sacks;
 mod sending;
 mod states;
