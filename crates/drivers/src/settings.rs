@@ -3,13 +3,13 @@
 
 /// Declares settings: of a struct, or in an `impl` the methods that set something in other ways.
 ///
-/// A struct gets its `Default`, and a method for each field that sets it and returns the struct: so
-/// other crates can build it, although fields may be added. A field has its default, and behind
-/// that may have the values that `out_of_range` allows, and how to say them. The end says what its
-/// method takes instead of a value: `=> into` what converts into it, `=> some T` what `Some` holds;
-/// with `=> none` there is no method.
+/// The macro gives a struct its `Default`, and each field a method that sets it and returns the
+/// struct, so that other crates can build it although fields may be added. After a field's default
+/// may follow the values that `out_of_range` allows, with a text that names them. An arrow changes
+/// the argument of the method: `=> into` takes anything that converts into the value, `=> some T`
+/// takes the content of `Some`; `=> none` omits the method.
 ///
-/// A method is written without `mut`, and without what it returns: the struct.
+/// A method is declared without `mut` and without a return type: it returns the struct.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! settings {
@@ -44,7 +44,7 @@ macro_rules! settings {
                 $crate::settings! { @$($how)? $field: $type $(= $($inner)?)? }
             )*
 
-            /// The first field whose value is not allowed, the value, and what is allowed.
+            /// The first field with a forbidden value, that value, and the allowed ones.
             #[allow(dead_code, reason = "not every struct has ranges")]
             fn out_of_range(&self) -> Option<(&'static str, u64, &'static str)> {
                 $($(
