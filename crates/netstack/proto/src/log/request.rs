@@ -129,7 +129,8 @@ impl RequestKind {
 ///
 /// A run is up to [`MAX_RUN`] segments of one flow with equal headers except for sequence numbers,
 /// or one frame that the device merged. All segments except the last carry `seg_len` bytes. Or a
-/// run is acknowledgments without payload, which only share the request: each arrives by itself.
+/// run is acknowledgments without payload, which only share the request: the result is as if each
+/// arrived by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(C, align(64))]
@@ -774,6 +775,22 @@ impl Request {
                 each(&piece);
             }
             first = end + 1;
+        }
+    }
+}
+
+impl Request {
+    /// If it is acknowledgments with one window: what each but the first acknowledges beyond the
+    /// one before it, in bytes.
+    #[inline]
+    pub fn acks_alike(&self) -> Option<&[u16]> {
+        let more = usize::from(self.digest.count).checked_sub(1)?;
+        match &self.body {
+            Body::Segments {
+                options: Options::AcksAlike(beyond),
+                ..
+            } => beyond.get(..more),
+            _ => None,
         }
     }
 }

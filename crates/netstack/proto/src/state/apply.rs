@@ -237,13 +237,38 @@ impl ReplicaState {
         verdict: Verdict,
         out: &mut impl EffectSink,
     ) -> bool {
+        if request.digest.bits & (Digest::OPTIONS | Digest::CE | Digest::ACKS) != 0 {
+            return self.fast_path_of_acks(request, verdict, out);
+        }
+        self.fast_path_of::<false>(request, &[], verdict, out)
+    }
+
+    /// As [`ReplicaState::fast_path`], for a run of acknowledgments with one window.
+    #[inline(never)]
+    fn fast_path_of_acks(
+        &mut self,
+        request: &Request,
+        verdict: Verdict,
+        out: &mut impl EffectSink,
+    ) -> bool {
+        let Some(beyond) = request.acks_alike() else {
+            return false;
+        };
+        self.fast_path_of::<true>(request, beyond, verdict, out)
+    }
+
+    #[inline(always)]
+    fn fast_path_of<const ARE_ACKS: bool>(
+        &mut self,
+        request: &Request,
+        beyond: &[u16],
+        verdict: Verdict,
+        out: &mut impl EffectSink,
+    ) -> bool {
         let digest = &request.digest;
         let conn = digest.hint;
         let full_verdict = digest.all_good();
-        if digest.kind != RequestKind::Segments
-            || digest.bits & (Digest::OPTIONS | Digest::CE | Digest::ACKS) != 0
-            || verdict & full_verdict != full_verdict
-        {
+        if digest.kind != RequestKind::Segments || verdict & full_verdict != full_verdict {
             return false;
         }
         let Some(place) = self.places.get_mut(conn.index as usize) else {
@@ -257,7 +282,12 @@ impl ReplicaState {
         if digest.bits & Digest::PROGRESS != 0 {
             tcb.progress_low(digest.app_read, digest.app_written, &mut cx);
         }
-        if !tcb.try_fast_path(&digest.segment(&Options::None), &mut cx) {
+        let first = digest.segment(&Options::None);
+        let is_taken = match ARE_ACKS {
+            true => tcb.try_fast_path_of_acks(&first, beyond, &mut cx),
+            false => tcb.try_fast_path(&first, &mut cx),
+        };
+        if !is_taken {
             return false;
         }
         let finish = tcb.finish(&mut cx);

@@ -1,7 +1,7 @@
 //! Acknowledgments: the effects of an acceptable one (RFC 9293 section 3.10.7.4, fifth step).
 
 use super::arrive::Acceptable;
-use super::congestion::Acked;
+use super::congestion::{AckAction, Acked};
 use super::recovery::Recovery;
 use super::retransmit::{Timer, measured_by};
 use super::{Cx, FIN_WAIT_2, MSL, State, Tcb};
@@ -113,38 +113,91 @@ impl Tcb {
         marked: bool,
         now: Instant,
     ) {
+        let before = self.snd.una;
+        let keeps_timer = self.congestion.keeps_timer();
+        let action = self.measure_and_grow(una, echoed, marked, now);
+        self.after_advance(before, keeps_timer, clean, now);
+        self.apply_action(action);
+    }
+
+    /// As [`Tcb::advance`] for `first` and then for one acknowledgment after the other, each
+    /// `beyond` the one before it by so many bytes, the last one `last`. Nothing is known to be
+    /// lost.
+    #[inline]
+    pub(super) fn advance_by_each(
+        &mut self,
+        (first, last): (SeqNum, SeqNum),
+        beyond: &[u16],
+        echoed: Option<u32>,
+        now: Instant,
+    ) {
+        let before = self.snd.una;
+        let mut una = first;
+        let mut later = beyond.iter();
+        loop {
+            let is_measured = self.retransmit.timing || echoed.is_some();
+            let may_grow = self.congestion.may_grow(self.snd.max.since(self.snd.una));
+            self.measure_and_grow(una, echoed, false, now);
+            // Fewer bytes are in flight after each, so none of the others has an effect.
+            let Some(more) = later.next().filter(|_| is_measured || may_grow) else {
+                break;
+            };
+            una += u32::from(*more);
+        }
+        self.reach(last);
+        self.after_advance(before, false, true, now);
+    }
+
+    /// SND.UNA is `una` now.
+    #[inline(always)]
+    fn reach(&mut self, una: SeqNum) {
         let snd = &mut self.snd;
-        let acked = una.since(snd.una);
-        let flight = snd.max.since(snd.una);
-        let fin = snd.fin && una == snd.end;
         snd.una = una;
-        snd.una_offset += u64::from(acked - u32::from(fin));
         if snd.nxt.before(una) {
             snd.nxt = una;
         }
+    }
+
+    /// The effects of an acknowledgment on the estimates of the round trip and of the network.
+    #[inline(always)]
+    fn measure_and_grow(
+        &mut self,
+        una: SeqNum,
+        echoed: Option<u32>,
+        marked: bool,
+        now: Instant,
+    ) -> AckAction {
+        let (acked, flight) = (una.since(self.snd.una), self.snd.max.since(self.snd.una));
+        self.reach(una);
         self.retransmit.on_ack(una, echoed, now);
-        self.retransmit.retries = 0;
-        let keeps_timer = self.congestion.keeps_timer();
-        let verdict = self.congestion.on_ack(flight, || Acked {
+        self.congestion.on_ack(flight, || Acked {
             una,
-            nxt: snd.nxt,
+            nxt: self.snd.nxt,
             acked,
             flight,
             marked,
-            mss: u32::from(snd.mss),
+            mss: u32::from(self.snd.mss),
             now,
             srtt: self.retransmit.srtt,
             rtt: echoed.and_then(|echoed| measured_by(echoed, now)),
-        });
+        })
+    }
+
+    /// SND.UNA was `before`: counts the acknowledged bytes, and restarts or stops the timers.
+    #[inline(always)]
+    fn after_advance(&mut self, before: SeqNum, keeps_timer: bool, clean: bool, now: Instant) {
+        let snd = &mut self.snd;
+        let fin = snd.fin && snd.una == snd.end;
+        snd.una_offset += u64::from(snd.una.since(before) - u32::from(fin));
+        self.retransmit.retries = 0;
         // RFC 6298 sections 5.2 and 5.3.
-        if una == snd.max {
+        if snd.una == snd.max {
             self.timers.stop(Timer::Retransmit);
         } else if self.timers.runs(Timer::Retransmit)
             && !(keeps_timer && self.congestion.keeps_timer())
         {
             self.arm(clean, now);
         }
-        self.apply_action(verdict);
         self.timers.stop(Timer::Persist);
     }
 

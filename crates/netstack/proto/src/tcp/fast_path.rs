@@ -4,6 +4,10 @@
 //! here as in [`arrive.rs`](super), but most of its checks have known results. That holds in
 //! every state in which data may flow in one direction, up to the acknowledgment of our FIN. A
 //! property test compares both paths.
+//!
+//! A run of acknowledgments without data, each of more than the one before it, is taken at once.
+//! Estimates that depend on each of them see each ([`Tcb::advance_by_each`]); all else sees the
+//! last. A property test compares that with one call for each.
 
 use super::fields::field_variants;
 use super::{Cx, Tcb};
@@ -122,6 +126,36 @@ impl Tcb {
             return None;
         }
         Some(acked)
+    }
+
+    /// Takes acknowledgments without data if all are as expected and each acknowledges more than
+    /// the one before it; otherwise returns false and changes nothing. `first` is the first one,
+    /// and each of `beyond` is what another one acknowledges beyond the one before it, in bytes.
+    ///
+    /// [`Tcb::try_fast_path`] for each of them leaves the same state.
+    pub fn try_fast_path_of_acks<S: EffectSink>(
+        &mut self,
+        first: &Segment<'_>,
+        beyond: &[u16],
+        cx: &mut Cx<'_, S>,
+    ) -> bool {
+        let (mut more, mut advances) = (0, true);
+        for step in beyond {
+            more += u32::from(*step);
+            advances &= *step != 0;
+        }
+        let (snd, last) = (&self.snd, first.ack + more);
+        let is_expected = self.expected_ack(first).is_some_and(|acked| acked != 0);
+        let is_sent = more <= snd.max.since(first.ack) && !(snd.fin && last == snd.end);
+        if !advances || !is_expected || !is_sent {
+            return false;
+        }
+        self.advance_by_each((first.ack, last), beyond, self.echoed(first), cx.now);
+        self.set_window(first.seq, last, u32::from(first.wnd) << self.snd.shift);
+        if let Some((ts_val, _)) = first.timestamps {
+            self.rcv.record_timestamp(first.seq, ts_val, cx.now);
+        }
+        true
     }
 
     /// Takes `seg` if it is as expected; otherwise returns false and changes nothing.

@@ -303,12 +303,18 @@ impl Congestion {
         self.recover
     }
 
+    /// Whether an acknowledgment may open the window while `flight` bytes are in flight: a window
+    /// that was not used is no evidence about the network (RFC 7661 section 4.3).
+    #[inline(always)]
+    pub(super) const fn may_grow(&self, flight: u32) -> bool {
+        flight >= self.cwnd / 2
+    }
+
     /// New data was acknowledged, with `flight` bytes in flight; `ack` yields the details.
     #[inline(always)]
     pub(super) fn on_ack(&mut self, flight: u32, ack: impl FnOnce() -> Acked) -> AckAction {
         self.duplicates = 0;
-        // A window that was not used is no evidence about the network (RFC 7661 section 4.3).
-        if self.phase == CongestionPhase::Open && flight < self.cwnd / 2 {
+        if self.phase == CongestionPhase::Open && !self.may_grow(flight) {
             return AckAction::Continue;
         }
         self.on_ack_with_effect(&ack())

@@ -6,6 +6,7 @@ mod fuzz;
 mod one_side;
 mod pair;
 mod queries;
+mod runs_of_acks;
 mod sacks;
 mod sending;
 mod states;
