@@ -28,7 +28,7 @@ pub use echo::{echo_of, echo_request};
 pub use forward::{
     Forwarded, decrement_ttl, forwarded, options, set_internetwork_control, set_link,
 };
-pub use header_template::{HeaderTemplate, HeaderTemplateV6, Template};
+pub use header_template::{Acknowledged, HeaderTemplate, HeaderTemplateV6, Template};
 pub use icmp::{IcmpError, UdpError, echo_reply, error_about};
 pub use ip::{
     ICMP, IP_HEADERS, IpHeaders, UDP, emit_ip, fragment_header, ip_headers_len, set_dont_fragment,
@@ -230,16 +230,20 @@ pub fn ends(frame: &[u8]) -> Option<(Address, Address)> {
     ends_v4(frame).or_else(|| ipv6::ends(frame))
 }
 
+/// The number in the four bytes from `at` on.
+#[inline(always)]
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    // Not by `map` over an array, which becomes a call for each byte.
+    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
 /// Source, destination, and both ports of a TCP segment whose IPv4 header has no options; for
 /// IPv6, the last 32 bits of each address. Nothing else is checked; in a fragment other than
 /// the first, the ports are unrelated bytes.
 #[inline]
 pub fn plain_tcp_flow(frame: &[u8]) -> Option<[u32; 3]> {
     let header: &[u8; ETHERNET_HEADER + 24] = frame.first_chunk()?;
-    let word = |at: usize| {
-        let [a, b, c, d] = [0, 1, 2, 3].map(|i| header[ETHERNET_HEADER + at + i]);
-        u32::from_be_bytes([a, b, c, d])
-    };
+    let word = |at: usize| u32_at(header, ETHERNET_HEADER + at);
     let is_plain = header[12..15] == [0x08, 0x00, 0x45] && header[ETHERNET_HEADER + 9] == 6;
     if !is_plain {
         return ipv6::plain_tcp_flow(frame);
@@ -274,7 +278,7 @@ fn parse_plain(frame: &[u8]) -> Option<Tcp> {
     const TCP: usize = ETHERNET_HEADER + 20;
     let h: &[u8; TCP + 20] = frame.first_chunk()?;
     let short = |at: usize| u16::from_be_bytes([h[at], h[at + 1]]);
-    let long = |at: usize| u32::from_be_bytes([h[at], h[at + 1], h[at + 2], h[at + 3]]);
+    let long = |at: usize| u32_at(h, at);
     let ip = |at: usize| ETHERNET_HEADER + at;
     let total = usize::from(short(ip(2)));
     // EtherType, version with header length, protocol, and no fragment.

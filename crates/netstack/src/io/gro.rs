@@ -13,10 +13,10 @@
 //! none, so the verdict of a run is known entirely or not at all.
 //!
 //! Acknowledgments without payload are never merged, but up to 32 of a flow share a request, or
-//! seven if their windows differ. Each is applied separately, but all data that they allow is sent
-//! as one range of frames, and a core that applies them fetches only one request. The parser
-//! verifies their checksums, which cover only the headers that it has just read. So the request
-//! needs no frames. The end of a run is part of the request, so it is equal in every replica.
+//! seven if their windows differ. `apply` takes those of one window at once if each acknowledges
+//! more than the one before it, and handles others one by one. All data that they allow is sent as
+//! one range of frames. The parser verifies their checksums, most of whose sum is in the header
+//! template, so the request needs no frames. The end of a run is part of the request, so it is equal in every replica.
 
 use dominoes_drivers::Frame;
 
@@ -227,6 +227,9 @@ impl Parser {
     /// or the frame is not a TCP segment without IP options.
     #[inline(always)]
     fn switch_to_flow_of(&mut self, frame: &Frame) -> bool {
+        if self.current().seems_to_continue_with(frame.bytes()) {
+            return false;
+        }
         let Some([src, dst, ports]) = wire::plain_tcp_flow(frame.bytes()) else {
             return false;
         };
@@ -321,11 +324,17 @@ impl OpenRun {
     /// Adds the next segments of a bulk transfer, beginning with frame `at` of the batch, by
     /// comparing them with the header template. Returns how many; the frame after them needs
     /// parsing.
-    #[inline]
+    #[inline(always)]
     fn follow(&mut self, frames: &[Frame], at: usize) -> usize {
-        if !self.open {
-            return 0;
+        match self.open {
+            true => self.follow_open(frames, at),
+            false => 0,
         }
+    }
+
+    /// As [`OpenRun::follow`], of an open run.
+    #[inline(never)]
+    fn follow_open(&mut self, frames: &[Frame], at: usize) -> usize {
         if self.is_acks {
             return match (self.next, self.next_v6) {
                 (Some(next), _) => self.follow_acks(&next, &frames[at..]),
@@ -361,12 +370,13 @@ impl OpenRun {
     ) -> usize {
         let seq = self.request.digest.seg_seq.0;
         let follows = |frame: &&Frame| {
-            let Some((ack, wnd)) = next.acknowledges(frame.bytes(), seq) else {
+            let Some(found) = next.acknowledges(frame.bytes(), seq) else {
                 return false;
             };
-            self.has_room_for_ack(SeqNum(ack), wnd)
-                && verified(frame)
-                && self.add_ack(SeqNum(ack), wnd)
+            let (ack, wnd) = (SeqNum(found.ack), found.wnd);
+            self.has_room_for_ack(ack, wnd)
+                && (found.is_good || is_verified_by_device(frame))
+                && self.add_ack(ack, wnd)
         };
         frames.iter().take_while(follows).count()
     }
@@ -499,6 +509,17 @@ impl OpenRun {
             && flow_of(tcp) == self.flow
     }
 
+    /// Whether the frame has the ports and the destination of this flow. Segments of two flows may
+    /// differ in the source alone; they are parsed.
+    #[inline(always)]
+    fn seems_to_continue_with(&self, frame: &[u8]) -> bool {
+        match (&self.next, &self.next_v6) {
+            (Some(next), _) => next.has_ports_of(frame),
+            (None, Some(next)) => next.has_ports_of(frame),
+            (None, None) => false,
+        }
+    }
+
     /// The differences of `frame` from the flow's header template, if it matches: then it continues
     /// the flow's last run, or begins the next one.
     #[inline]
@@ -518,21 +539,23 @@ impl OpenRun {
         let digest = &self.request.digest;
         let seq = digest.seg_seq + digest.len;
         if self.is_acks {
-            let (ack, wnd) = next.acknowledges(frame.bytes(), seq.0)?;
-            return verified(frame).then_some(Repeated {
-                ack: SeqNum(ack),
-                wnd,
+            let found = next.acknowledges(frame.bytes(), seq.0)?;
+            let is_good = found.is_good || is_verified_by_device(frame);
+            return is_good.then_some(Repeated {
+                ack: SeqNum(found.ack),
+                wnd: found.wnd,
                 is_pushed: false,
             });
         }
         let may_follow =
             is_verified_by_device(frame) == self.is_verified_by_device && frame.meta.gso.is_none();
-        let is_pushed = may_follow && next.matches_pushed(frame.bytes(), seq.0);
-        let follows = is_pushed || may_follow && next.matches(frame.bytes(), seq.0);
-        follows.then_some(Repeated {
+        if !may_follow {
+            return None;
+        }
+        Some(Repeated {
             ack: digest.seg_ack,
             wnd: digest.seg_wnd,
-            is_pushed,
+            is_pushed: next.matches(frame.bytes(), seq.0)?,
         })
     }
 
@@ -601,7 +624,8 @@ impl OpenRun {
             }
             return Some((Run::default(), Some(digest.all_good())));
         }
-        let indices = core::mem::take(&mut self.indices);
+        let indices = self.indices;
+        self.indices.clear();
         let run = Run::new(batch, indices, digest.seg_seq);
         let verdict = self.is_verified_by_device.then(|| digest.all_good());
         Some((run, verdict))
@@ -640,16 +664,18 @@ impl Growing<'_> {
         };
         let mut many = 0;
         for frame in frames {
-            if is_alike(frame) && next.matches(frame.bytes(), seq) {
-                (many, seq) = (many + 1, seq.wrapping_add(len));
-                continue;
+            if !is_alike(frame) {
+                break;
             }
-            if is_alike(frame) && next.matches_pushed(frame.bytes(), seq) {
-                many += 1;
+            let Some(is_pushed) = next.matches(frame.bytes(), seq) else {
+                break;
+            };
+            (many, seq) = (many + 1, seq.wrapping_add(len));
+            if is_pushed {
                 *self.open = false;
                 digest.flags = Flags(self.flags).with(Flags::PSH);
+                break;
             }
-            break;
         }
         self.indices.extend(at..at + many);
         digest.count += many as u8;

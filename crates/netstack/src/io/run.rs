@@ -43,6 +43,12 @@ impl Indices {
         usize::from(self.count)
     }
 
+    /// Removes all.
+    #[inline(always)]
+    pub(crate) fn clear(&mut self) {
+        self.count = 0;
+    }
+
     /// Adds a frame. Requires room.
     #[inline(always)]
     pub(crate) fn push(&mut self, index: usize) {

@@ -1,5 +1,6 @@
 //! Recognizes the next segment of a flow by comparing its header with the previous one.
 
+use crate::packet::checksum::Sum;
 use crate::packet::{ETHERNET_HEADER, Tcp};
 
 /// The expected headers of the next segment. Only identification, checksums, and the sequence
@@ -19,6 +20,8 @@ pub struct Template<const WORDS: usize, const HEAD: usize> {
     kind: [u8; 4],
     /// The sum of the IPv4 header's words, except identification and checksum.
     ip_sum: u32,
+    /// The sum of pseudo header, ports and options of a segment without payload.
+    tcp_sum: Sum,
     /// The options, if they are timestamps.
     timestamps: Option<[u8; 12]>,
     /// Bytes of the whole frame, without padding.
@@ -33,6 +36,19 @@ pub type HeaderTemplateV6 = Template<8, { ETHERNET_HEADER + 60 }>;
 
 /// The flag of the last segment of a write.
 const PSH: u8 = 8;
+/// The protocol number of TCP.
+const TCP: u8 = 6;
+
+/// The fields in which an acknowledgment differs from its template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acknowledged {
+    /// Acknowledgment number.
+    pub ack: u32,
+    /// Window field.
+    pub wnd: u16,
+    /// Whether the TCP checksum is right.
+    pub is_good: bool,
+}
 
 const fn ones_but<const WORDS: usize>(bytes: &[usize]) -> [u64; WORDS] {
     let mut words = [!0; WORDS];
@@ -57,6 +73,8 @@ fn bytes_at<const N: usize, const HEAD: usize>(head: &[u8; HEAD], at: usize) -> 
 
 impl<const WORDS: usize, const HEAD: usize> Template<WORDS, HEAD> {
     const IS_V4: bool = HEAD == ETHERNET_HEADER + 40;
+    /// Offset of the TCP header.
+    const TCP: usize = HEAD - 20;
     /// Offset of the sequence and acknowledgment numbers.
     const NUMBERS: usize = HEAD - 16;
     /// Offset of header length, flags and window. Checksum and (ignored) urgent pointer follow.
@@ -98,42 +116,57 @@ impl<const WORDS: usize, const HEAD: usize> Template<WORDS, HEAD> {
             } else {
                 0
             },
+            tcp_sum: Sum::default()
+                .pseudo_header(
+                    tcp.src,
+                    tcp.dst,
+                    TCP,
+                    usize::from(tcp.payload_offset) - Self::TCP,
+                )
+                .with(&head[Self::TCP..Self::NUMBERS])
+                .with(timestamps.as_ref().map_or(&[], |options| &options[..])),
             timestamps,
             len: usize::from(tcp.payload_offset) + tcp.payload_len as usize,
         })
         .filter(|_| !tcp.options.any && tcp.src.is_v4() == Self::IS_V4)
     }
 
-    /// Whether `frame` matches, begins at `seq`, and has a good IP checksum.
+    /// Whether `frame` has PSH, if it matches, begins at `seq`, and has a good IP checksum.
     #[inline]
-    pub fn matches(&self, frame: &[u8], seq: u32) -> bool {
-        let Some(head) = self.same_headers(frame) else {
-            return false;
-        };
-        let numbers = u64::from_be_bytes(bytes_at(head, Self::NUMBERS));
-        numbers == u64::from(seq) << 32 | u64::from(self.ack)
-            && bytes_at(head, Self::KIND) == self.kind
-    }
-
-    /// [`Template::matches`] for a segment with PSH.
-    #[inline]
-    pub fn matches_pushed(&self, frame: &[u8], seq: u32) -> bool {
-        let [len, flags, wnd @ ..] = self.kind;
-        let pushed = Template {
-            kind: [len, flags | PSH, wnd[0], wnd[1]],
-            ..*self
-        };
-        frame.get(Self::KIND + 1) == Some(&(flags | PSH)) && pushed.matches(frame, seq)
-    }
-
-    /// [`Template::matches`] for any acknowledgment number and window; returns both.
-    #[inline]
-    pub fn acknowledges(&self, frame: &[u8], seq: u32) -> Option<(u32, u16)> {
+    pub fn matches(&self, frame: &[u8], seq: u32) -> Option<bool> {
+        const PUSHED: u32 = u32::from_ne_bytes([0, PSH, 0, 0]);
         let head = self.same_headers(frame)?;
         let numbers = u64::from_be_bytes(bytes_at(head, Self::NUMBERS));
-        let ([a, b, ..], [len, flags, c, d]) = (self.kind, bytes_at(head, Self::KIND));
-        let follows = (numbers >> 32) as u32 == seq && [len, flags] == [a, b];
-        follows.then_some((numbers as u32, u16::from_be_bytes([c, d])))
+        let kind = u32::from_ne_bytes(bytes_at(head, Self::KIND));
+        let differs = kind ^ u32::from_ne_bytes(self.kind);
+        let is_next = numbers == u64::from(seq) << 32 | u64::from(self.ack);
+        (is_next && differs & !PUSHED == 0).then_some(differs != 0)
+    }
+
+    /// [`Template::matches`] for a segment without payload, with any acknowledgment number and
+    /// window; returns both. The checksum costs little, as most of its sum is in the template.
+    #[inline(always)]
+    pub fn acknowledges(&self, frame: &[u8], seq: u32) -> Option<Acknowledged> {
+        let head = self.same_headers(frame)?;
+        let word = |at: usize| u32::from_be_bytes(bytes_at(head, Self::NUMBERS + at));
+        let (number, ack, kind) = (word(0), word(4), word(8));
+        let of_flow = u32::from_be_bytes(self.kind);
+        let sum = self.tcp_sum.numbers([number, ack, kind, word(12)]);
+        (number == seq && kind >> 16 == of_flow >> 16).then_some(Acknowledged {
+            ack,
+            wnd: kind as u16,
+            is_good: sum.is_good(),
+        })
+    }
+
+    /// Whether a segment in `frame` would have both ports, and the end of the destination address.
+    #[inline(always)]
+    pub fn has_ports_of(&self, frame: &[u8]) -> bool {
+        let head: Option<&[u8; HEAD]> = frame.first_chunk();
+        head.is_some_and(|head| {
+            let word = u64::from_ne_bytes(bytes_at(head, Self::NUMBERS - 8));
+            word == self.words[WORDS - 1]
+        })
     }
 
     /// Whether all bytes before the numbers, and the options, are equal.
@@ -183,12 +216,20 @@ mod tests {
     use super::*;
     use crate::packet::flow::Address;
     use crate::packet::tests::headers;
-    use crate::packet::{Packet, TcpHeaders, emit_tcp, parse, parse_plain};
+    use crate::packet::{
+        Packet, TcpHeaders, checksummed, emit_tcp, parse, parse_plain, set_tcp_checksum,
+    };
     use proptest::prelude::*;
     use smoltcp::wire as sw;
 
     fn fix_checksums(frame: &mut [u8]) {
         sw::Ipv4Packet::new_unchecked(&mut frame[ETHERNET_HEADER..]).fill_checksum();
+    }
+
+    fn tcp_sum(frame: &[u8]) -> Sum {
+        let (src, dst, segment) = checksummed(frame).expect("a segment");
+        let pseudo = Sum::default().pseudo_header(src, dst, TCP, segment.len());
+        pseudo.with(segment)
     }
 
     /// Headers with no options but timestamps.
@@ -222,37 +263,38 @@ mod tests {
             let like = HeaderTemplate::new(&frame, &first).unwrap();
             headers.seq = headers.seq.wrapping_add(payload_len as u32);
             emit_tcp(&mut frame, &headers);
-            prop_assert!(like.matches(&frame, headers.seq));
-            prop_assert!(!like.matches(&frame, headers.seq.wrapping_add(1)));
-            prop_assert!(!like.matches_pushed(&frame, headers.seq));
+            prop_assert_eq!(like.matches(&frame, headers.seq), Some(false));
+            prop_assert_eq!(like.matches(&frame, headers.seq.wrapping_add(1)), None);
             frame[HeaderTemplate::KIND + 1] |= PSH;
-            prop_assert!(like.matches_pushed(&frame, headers.seq));
-            prop_assert!(!like.matches(&frame, headers.seq));
+            prop_assert_eq!(like.matches(&frame, headers.seq), Some(true));
             frame[HeaderTemplate::KIND + 1] &= !PSH;
-            prop_assert_eq!(like.acknowledges(&frame, headers.seq), Some((17, 512)));
+            let checksum = tcp_sum(&frame).finish();
+            set_tcp_checksum::<{ HeaderTemplate::TCP }>(&mut frame, checksum);
+            let found = Acknowledged { ack: 17, wnd: 512, is_good: payload_len == 0 };
+            prop_assert_eq!(like.acknowledges(&frame, headers.seq), Some(found));
             // Identification and checksums may have any value.
             frame[18] = value;
             fix_checksums(&mut frame);
             frame[50] = value;
-            prop_assert!(like.matches(&frame, headers.seq));
+            prop_assert_eq!(like.matches(&frame, headers.seq), Some(false));
 
             frame[at] = value;
             if repair && at != ETHERNET_HEADER {
                 fix_checksums(&mut frame);
             }
             frame.truncate(len);
-            if like.matches(&frame, headers.seq) {
+            if let Some(is_pushed) = like.matches(&frame, headers.seq) {
                 prop_assert!(frame.len() >= head + payload_len);
                 let Ok(Packet::Tcp(tcp)) = parse(&frame) else { panic!("not TCP") };
-                prop_assert_eq!(tcp, Tcp { seq: headers.seq, ..first });
+                let flags = first.flags | if is_pushed { PSH } else { 0 };
+                prop_assert_eq!(tcp, Tcp { seq: headers.seq, flags, ..first });
             }
-            if like.matches_pushed(&frame, headers.seq) {
+            if let Some(found) = like.acknowledges(&frame, headers.seq) {
                 let Ok(Packet::Tcp(tcp)) = parse(&frame) else { panic!("not TCP") };
-                prop_assert_eq!(tcp, Tcp { seq: headers.seq, flags: first.flags | PSH, ..first });
-            }
-            if let Some((ack, wnd)) = like.acknowledges(&frame, headers.seq) {
-                let Ok(Packet::Tcp(tcp)) = parse(&frame) else { panic!("not TCP") };
+                let Acknowledged { ack, wnd, .. } = found;
                 prop_assert_eq!(tcp, Tcp { seq: headers.seq, ack, wnd, ..first });
+                let is_good = tcp_sum(&frame).is_good();
+                prop_assert!(payload_len > 0 || found.is_good == is_good);
             }
         }
 
@@ -278,20 +320,23 @@ mod tests {
             let like = HeaderTemplateV6::new(&frame, &first).unwrap();
             headers.seq = headers.seq.wrapping_add(payload_len as u32);
             emit_tcp(&mut frame, &headers);
-            prop_assert!(like.matches(&frame, headers.seq));
-            prop_assert!(!like.matches(&frame, headers.seq.wrapping_add(1)));
-            prop_assert_eq!(like.acknowledges(&frame, headers.seq), Some((17, 512)));
+            prop_assert_eq!(like.matches(&frame, headers.seq), Some(false));
+            prop_assert_eq!(like.matches(&frame, headers.seq.wrapping_add(1)), None);
+            let checksum = tcp_sum(&frame).finish();
+            set_tcp_checksum::<{ HeaderTemplateV6::TCP }>(&mut frame, checksum);
+            let found = Acknowledged { ack: 17, wnd: 512, is_good: payload_len == 0 };
+            prop_assert_eq!(like.acknowledges(&frame, headers.seq), Some(found));
             frame[HeaderTemplateV6::KIND + 1] |= PSH;
-            prop_assert!(like.matches_pushed(&frame, headers.seq));
-            prop_assert!(!like.matches(&frame, headers.seq));
+            prop_assert_eq!(like.matches(&frame, headers.seq), Some(true));
             frame[HeaderTemplateV6::KIND + 1] &= !PSH;
 
             frame[at] = value;
             frame.truncate(len);
-            if like.matches(&frame, headers.seq) {
+            if let Some(is_pushed) = like.matches(&frame, headers.seq) {
                 prop_assert!(frame.len() >= head + payload_len);
                 let Ok(Packet::Tcp(tcp)) = parse(&frame) else { panic!("not TCP") };
-                prop_assert_eq!(tcp, Tcp { seq: headers.seq, ..first });
+                let flags = first.flags | if is_pushed { PSH } else { 0 };
+                prop_assert_eq!(tcp, Tcp { seq: headers.seq, flags, ..first });
             }
         }
     }

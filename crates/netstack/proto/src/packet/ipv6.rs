@@ -322,11 +322,8 @@ fn parse_plain(frame: &[u8]) -> Option<Tcp> {
 #[inline]
 pub fn plain_tcp_flow(frame: &[u8]) -> Option<[u32; 3]> {
     let header: &[u8; IPV6_HEADERS + 4] = frame.first_chunk()?;
-    let word = |at: usize| {
-        let [a, b, c, d] = [0, 1, 2, 3].map(|i| header[at + i]);
-        u32::from_be_bytes([a, b, c, d])
-    };
     let is_plain = is_ipv6(frame) && header[20] == TCP;
+    let word = |at: usize| super::u32_at(header, at);
     is_plain.then(|| [word(34), word(50), word(54)])
 }
 

@@ -164,7 +164,7 @@ fn options(mut bytes: &[u8]) -> Option<NdpOptions> {
 
 /// Reads a prefix option of 32 bytes.
 fn prefix(option: &[u8]) -> Prefix {
-    let seconds = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|i| option[at + i]));
+    let seconds = |at: usize| super::u32_at(option, at);
     let mut prefix = [0; 16];
     prefix.copy_from_slice(&option[16..32]);
     Prefix {
@@ -231,7 +231,7 @@ pub fn parse(frame: &[u8]) -> Option<NdpMessage> {
         ROUTER_ADVERTISEMENT => {
             let fields: &[u8; 16] = bytes.first_chunk()?;
             let options = options(&bytes[16..])?;
-            let long = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|i| fields[at + i]));
+            let long = |at: usize| super::u32_at(fields, at);
             src.is_link_local().then(|| {
                 NdpMessage::Router(RouterAdvertisement {
                     router: src,
