@@ -27,7 +27,7 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 }
 
 const PARTS: [Part; 9] = [
-    part("crates/dominoes", 18_200, 17_000),
+    part("crates/dominoes", 21_100, 17_000),
     part("crates/drivers", 23_800, 20_000),
     part("crates/netstack/proto", 31_200, 31_000),
     Part {
@@ -37,7 +37,7 @@ const PARTS: [Part; 9] = [
     part("crates/bench", 29_000, 21_000),
     part("crates/testkit", 3_500, 3_000),
     part("tests", 20_500, 11_500),
-    part("examples", 6_600, 5_000),
+    part("examples", 6_900, 5_000),
     part("fuzz", 4_700, 3_500),
 ];
 

@@ -4,9 +4,13 @@
 //! from time to time, so that the channel is sometimes shared and sometimes not. Up to a dozen
 //! subscribers join, fork, leave and panic. Every subscriber checks every entry and hashes the
 //! order in spans of 256 positions; all subscribers that saw a whole span must agree on its hash.
-//! Entries count their drops. A good run prints a line of counts and `ok`.
+//! Entries count their drops. Then threads write and read a replicated state whose replicas panic,
+//! join and leave. A good run prints a line of counts and `ok` for each.
 
-use dominoes::{Exclusive, Park, Publisher, SpinYield, Subscription, Wait, channel};
+use dominoes::{
+    Exclusive, Park, Publisher, Replicated, SpinYield, StateMachine, Subscription, Wait, channel,
+    replicated::ReplicaStatus,
+};
 use std::{
     collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -238,6 +242,91 @@ fn run<W: Wait>(name: &str, capacity: usize, time: Duration) {
     );
 }
 
+/// Numbers that must be equal, and how many operations they are of.
+#[derive(Clone)]
+struct Numbers([Box<u64>; 8]);
+
+impl StateMachine for Numbers {
+    type Op = Entry;
+    type Answer = u64;
+
+    fn apply(&mut self, entry: &Entry) -> u64 {
+        for number in &mut self.0 {
+            **number += 1;
+            // Rarely, in one replica.
+            if entry.number == 777 && FAULTS.fetch_sub(1, Relaxed) == 1 {
+                std::panic::resume_unwind(Box::new("on purpose"));
+            }
+        }
+        *self.0[0]
+    }
+}
+
+static FAULTS: AtomicI64 = AtomicI64::new(0);
+
+fn replicate(time: Duration) {
+    let state = Numbers(std::array::from_fn(|_| Box::new(0)));
+    let builder = Replicated::builder(state).replicas(3).slots(4);
+    let replicas = builder.capacity(64).fingerprint(64, |state| *state.0[7]);
+    let replicas = replicas.build().unwrap();
+    let shared = Arc::new(Shared::default());
+    let start = Instant::now();
+    let threads: Vec<_> = (0..4u64)
+        .map(|id| {
+            let (replicas, shared) = (replicas.clone(), shared.clone());
+            thread::spawn(move || {
+                let (mut last, mut number) = (0, 0);
+                while !shared.stop.load(Relaxed) {
+                    let mut handle = replicas.handle().unwrap();
+                    for _ in 0..1000 {
+                        if number % 4 == id {
+                            last = handle.write(Entry::new(id, number)).unwrap_or(last);
+                        }
+                        let count = handle.read(|state| {
+                            assert!(state.0.iter().all(|number| *number == state.0[0]), "torn");
+                            *state.0[0]
+                        });
+                        assert!(count.unwrap() >= last, "a stale read");
+                        last = count.unwrap();
+                        number = (number + 1) % 1000;
+                        shared.read.fetch_add(1, Relaxed);
+                    }
+                }
+            })
+        })
+        .collect();
+    let mut round = 0;
+    while start.elapsed() < time {
+        let stats = replicas.stats().replicas;
+        let is_active = |it: &&(ReplicaStatus, u64)| it.0 == ReplicaStatus::Active;
+        match round % 3 {
+            0 => drop(replicas.join()),
+            1 => drop(replicas.leave(round / 3 % 4)),
+            // The last replica does not panic.
+            _ => FAULTS.store((stats.iter().filter(is_active).count() > 1).into(), Relaxed),
+        }
+        thread::sleep(Duration::from_millis(1));
+        FAULTS.store(0, Relaxed);
+        round += 1;
+    }
+    shared.stop.store(true, Relaxed);
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
+    let stats = replicas.stats();
+    assert_eq!(stats.diverged + stats.undecided, 0, "{stats:?}");
+    drop(replicas);
+    assert_eq!(ALIVE.load(Relaxed), 0, "values leaked");
+    println!(
+        "replicated: {} read, {} written, {} panics, {} repaired, {} helped: ok",
+        shared.read.load(Relaxed),
+        stats.published,
+        stats.panicked,
+        stats.repaired,
+        stats.helped
+    );
+}
+
 fn main() {
     let seconds: f64 = std::env::args()
         .nth(1)
@@ -248,12 +337,10 @@ fn main() {
         eprintln!("{info}");
         std::process::exit(1);
     }));
+    let time = Duration::from_secs_f64(seconds / 5.0);
     for capacity in [16, 1000] {
-        run::<SpinYield>(
-            "SpinYield",
-            capacity,
-            Duration::from_secs_f64(seconds / 4.0),
-        );
-        run::<Park>("Park", capacity, Duration::from_secs_f64(seconds / 4.0));
+        run::<SpinYield>("SpinYield", capacity, time);
+        run::<Park>("Park", capacity, time);
     }
+    replicate(time);
 }

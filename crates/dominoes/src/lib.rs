@@ -8,6 +8,19 @@
 //!
 //! # A tour
 //!
+//! [`Replicated`] is state that every core reads from a copy of its own. Reads are linearizable, and
+//! need no entry of the log.
+//!
+//! ```
+//! use dominoes::replicated::{MapOp, Replicated};
+//!
+//! let map = Replicated::new(std::collections::BTreeMap::new())?;
+//! let mut handle = map.handle()?; // one for each thread
+//! handle.write(MapOp::Insert("a", 1))?;
+//! assert_eq!(handle.read(|map| map.len())?, 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! [`Group`] combines the parts: replicas of any state, each on its own thread, over one log.
 //! Replicas join and leave, and are compared and repaired; other replicas do the work that a dead
 //! one had left.
@@ -89,6 +102,7 @@
 //!
 //! | part | purpose |
 //! |---|---|
+//! | [`Replicated`], [`replicated`] | any state on all cores, with local reads |
 //! | [`Group`], [`group`] | replicas of any state: threads, membership, divergence, repair |
 //! | [`channel`], [`Publisher`], [`Log`], [`Subscription`], [`Batch`] | the multicast log |
 //! | [`Verdicts`], [`batches()`], [`Exclusive`] | small results and owned values beside the slots; a value that one thread at a time can take |
@@ -195,9 +209,10 @@
 //! channels. `tests/group.rs` steps groups by hand, with kills, joins, leaves and flipped bits at
 //! every step. `tests/adversarial.rs` has a test for each block of `unsafe`, with user code that
 //! panics, breaks contracts and reenters. `examples/stress.rs` joins, forks, leaves and panics
-//! under load, also under AddressSanitizer, ThreadSanitizer (`.ci/sanitize`) and Valgrind. Four
-//! files contain `unsafe`: `ring.rs`, `slots.rs`, `batches.rs` and `exclusive.rs`. The module
-//! documentation of `ring.rs` and of `batches.rs` has the soundness arguments.
+//! under load, also under AddressSanitizer, ThreadSanitizer (`.ci/sanitize`) and Valgrind.
+//! `src/replicated/linearizable.rs` checks histories of random programs. Five files contain
+//! `unsafe`: `ring.rs`, `slots.rs`, `batches.rs`, `exclusive.rs` and `replicated/state_lock.rs`. The
+//! module documentation of `ring.rs`, `batches.rs` and `state_lock.rs` has the soundness arguments.
 #![deny(unsafe_code)]
 
 /// Compiles and runs the examples of the README.
@@ -212,6 +227,7 @@ pub mod group;
 mod log;
 mod primary;
 mod publisher;
+pub mod replicated;
 mod seq;
 mod stats;
 mod subscription;
@@ -247,6 +263,7 @@ pub use primary::{
     Work, WorkKind,
 };
 pub use publisher::{Buffered, Publisher};
+pub use replicated::{Replicated, StateMachine};
 pub use ring::MAX_SUBSCRIBERS;
 pub use seq::Seq;
 pub use stats::{ChannelStats, DomainStats, Meter, Snapshot};

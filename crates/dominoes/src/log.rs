@@ -1,7 +1,7 @@
 //! Making a channel, and the handle from which subscriptions come.
 
 use crate::{
-    Publisher, SpinYield, SubscribeError, Subscription, Wait,
+    Publisher, Seq, SpinYield, SubscribeError, Subscription, Wait,
     ring::{self, Reader, Ring},
     sync::Arc,
 };
@@ -99,6 +99,12 @@ impl<T: Send + Sync, W: Wait> Log<T, W> {
     /// this channel with it.
     pub fn slots(&self) -> usize {
         self.ring.slots()
+    }
+
+    /// The position below which everything is published, while there is one publisher.
+    #[inline(always)]
+    pub(crate) fn end(&self) -> Seq {
+        self.ring.tail()
     }
 
     /// Entries that the slowest subscription has not released at this moment.

@@ -71,6 +71,22 @@ pub(crate) const LOAD_BEFORE_FENCE: Ordering = if cfg!(tsan) {
     Ordering::Relaxed
 };
 
+/// Raises a flag before every later SeqCst load of this thread: of two threads that each raise a
+/// flag and then load the other's, one sees the other. Returns whether it was raised before. On x86
+/// an exchange costs less than a store and a fence.
+#[inline(always)]
+pub(crate) fn raise_before_loads(flag: &AtomicBool) -> bool {
+    if cfg!(loom) {
+        // Loom orders SeqCst operations by fences only.
+        let before = flag.swap(true, Ordering::Acquire);
+        fence(Ordering::SeqCst);
+        before
+    } else {
+        // ORDERING: SeqCst, pairs with itself on the other thread.
+        flag.swap(true, Ordering::SeqCst)
+    }
+}
+
 /// One iteration of a loop that waits for another thread.
 #[inline]
 pub(crate) fn spin_loop() {

@@ -8,9 +8,9 @@
 #![cfg(loom)]
 
 use dominoes::{
-    Assignment, BatchError, EventCount, Exclusive, Greedy, NoBatch, Park, Publisher, Spin,
-    Subscription, TryPublishError, UnitState, Units, Verdicts, Wait, WaitSet, WakeSource, Watch,
-    Work,
+    Assignment, BatchError, EventCount, Exclusive, Greedy, NoBatch, Park, Publisher, Replicated,
+    Spin, StateMachine, Subscription, TryPublishError, UnitState, Units, Verdicts, Wait, WaitSet,
+    WakeSource, Watch, Work,
 };
 use loom::{
     sync::{
@@ -1010,5 +1010,111 @@ fn greedy_replicas_take_each_chunk_once() {
         for chunk in [0, 1] {
             assert!(mine[chunk] != theirs[chunk], "{mine:?} {theirs:?}");
         }
+    });
+}
+
+/// A count in two halves, which a torn read would show to differ.
+#[derive(Clone)]
+struct Halves(u64, u64);
+
+impl StateMachine for Halves {
+    type Op = u64;
+    type Answer = u64;
+    fn apply(&mut self, n: &u64) -> u64 {
+        self.0 += n;
+        self.1 += n;
+        self.0
+    }
+}
+
+impl Halves {
+    fn count(&self) -> u64 {
+        assert_eq!(self.0, self.1, "a torn read");
+        self.0
+    }
+}
+
+fn replicated(replicas: usize) -> Replicated<Halves> {
+    let builder = Replicated::builder(Halves(0, 0)).replicas(replicas);
+    builder.capacity(2).build().unwrap()
+}
+
+/// Catches: a reader inside while a writer changes the state (a missing fence between raising the
+/// flag and reading `closed`, or on the writer's side); a reader that does not see what an earlier
+/// writer wrote (a missing Acquire of `closed`); a writer that does not see that a reader has left
+/// (a missing Release of the flag).
+#[test]
+fn a_reader_and_a_writer_of_one_replica() {
+    model(3, || {
+        let replicas = replicated(1);
+        let mut reader = replicas.handle_on(0).unwrap();
+        let mut writer = replicas.handle_on(0).unwrap();
+        let thread = thread::spawn(move || writer.write(1).unwrap());
+        let before = reader.read_stale(Halves::count).unwrap();
+        let after = reader.read(Halves::count).unwrap();
+        assert!(before <= after && after <= 1);
+        assert_eq!(thread.join().unwrap(), 1);
+        assert_eq!(reader.read_stale(Halves::count), Ok(1));
+    });
+}
+
+/// Catches: a read that begins after a write has returned, and misses it (a missing Release or
+/// Acquire of the published end); a position of a replica that is seen before its state.
+#[test]
+fn a_read_through_another_replica_sees_a_write_that_has_returned() {
+    model(2, || {
+        let replicas = replicated(2);
+        let mut reader = replicas.handle_on(0).unwrap();
+        let mut writer = replicas.handle_on(1).unwrap();
+        let written = Arc::new(AtomicBool::new(false));
+        let thread = {
+            let written = written.clone();
+            thread::spawn(move || {
+                writer.write(1).unwrap();
+                written.store(true, Ordering::Release);
+            })
+        };
+        let is_written = written.load(Ordering::Acquire);
+        let count = reader.read(Halves::count).unwrap();
+        assert!(count == 1 || !is_written, "a stale read");
+        thread.join().unwrap();
+        assert_eq!(reader.read(Halves::count), Ok(1));
+    });
+}
+
+/// Catches: a posted operation that two combiners or none publish; an answer taken before it is
+/// there, or by another handle; two combiners at a time.
+#[test]
+fn writers_of_one_replica_combine() {
+    model(2, || {
+        let replicas = replicated(1);
+        let mut here = replicas.handle_on(0).unwrap();
+        let mut there = replicas.handle_on(0).unwrap();
+        let thread = thread::spawn(move || there.write(1).unwrap());
+        let mut answers = [here.write(1).unwrap(), thread.join().unwrap()];
+        answers.sort_unstable();
+        assert_eq!(answers, [1, 2]);
+        assert_eq!(here.read(Halves::count), Ok(2));
+    });
+}
+
+/// Catches: a place of a reader that is used again while a writer waits for its last user; a
+/// writer that misses a reader whose place was taken after it looked.
+#[test]
+fn a_reader_comes_and_goes_while_a_writer_writes() {
+    model(3, || {
+        let replicas = replicated(1);
+        let mut writer = replicas.handle_on(0).unwrap();
+        let thread = {
+            let replicas = replicas.clone();
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let mut reader = replicas.handle_on(0).unwrap();
+                    assert!(reader.read_stale(Halves::count).unwrap() <= 1);
+                }
+            })
+        };
+        assert_eq!(writer.write(1), Ok(1));
+        thread.join().unwrap();
     });
 }

@@ -9,3 +9,4 @@ mod idle;
 mod model;
 mod order;
 mod pitfalls;
+mod replicated;

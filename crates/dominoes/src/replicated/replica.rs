@@ -1,0 +1,650 @@
+//! One replica: its state, its place in the log, and the operations that its handles posted.
+//!
+//! A thread that holds the replica's `core` is its combiner. It alone reads the log for this
+//! replica and writes to the state. Nothing in here waits for a core while it holds one, except
+//! [`Shared::adopt`], which waits for active replicas only and on behalf of one that is not; so no
+//! two threads wait for each other.
+
+use super::{
+    ReplicatedError, StateMachine, WriteError,
+    state_lock::{MAX_READERS, StateLock, StateReader},
+    steps::{Fault, is_planted, step},
+};
+use crate::{
+    Exclusive, ExclusiveGuard, Fingerprints, Log, Publisher, Seq, SpinYield, Subscription,
+    sync::{Arc, AtomicU8, AtomicU64, Ordering, thread},
+    wait::pause,
+};
+use crossbeam_utils::CachePadded;
+use std::{
+    cell::Cell,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::{Duration, Instant},
+};
+
+/// Looks at a state lock that readers hold, before a thread that helps another replica gives up.
+const LOOKS: u32 = if cfg!(loom) { 1 } else { 200 };
+
+/// Waits a little, and longer each time.
+pub(super) struct Backoff(u32);
+
+impl Backoff {
+    pub(super) fn new() -> Self {
+        Backoff(0)
+    }
+
+    pub(super) fn wait(&mut self) {
+        step("a thread waits");
+        if self.0 < 8 && !cfg!(loom) {
+            self.0 += 1;
+            pause();
+        } else {
+            thread::yield_now();
+        }
+    }
+}
+
+/// Drops a value of the user, whose destructor may panic.
+fn drop_quietly<T>(value: T) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
+        std::mem::forget(payload);
+    }
+}
+
+/// The state of a replica slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ReplicaStatus {
+    /// No replica has this slot: none joined yet, or it left.
+    Absent,
+    /// It applies the log.
+    Active,
+    /// User code panicked while it changed the state, or the state differs from the majority. The
+    /// next handle that needs the state replaces it with a copy of another replica's.
+    Poisoned,
+}
+
+impl ReplicaStatus {
+    fn of(value: u8) -> Self {
+        match value {
+            1 => ReplicaStatus::Active,
+            2 => ReplicaStatus::Poisoned,
+            _ => ReplicaStatus::Absent,
+        }
+    }
+}
+
+const EMPTY: u8 = 0;
+const POSTED: u8 = 1;
+const ANSWERED: u8 = 2;
+
+/// A handle's operation on its way to a combiner, and the answer on its way back.
+pub(super) struct Post<M: StateMachine> {
+    state: AtomicU8,
+    content: Exclusive<Content<M>>,
+}
+
+enum Content<M: StateMachine> {
+    Nothing,
+    Operation(M::Op),
+    Answer(Result<M::Answer, WriteError<M::Op>>),
+}
+
+impl<M: StateMachine> Post<M> {
+    fn new() -> Self {
+        Post {
+            state: AtomicU8::new(EMPTY),
+            content: Exclusive::new(Content::Nothing),
+        }
+    }
+
+    /// Only the side whose turn it is takes the content: the handle unless the post is `POSTED`,
+    /// else the combiner. So nobody waits here.
+    fn swap(&self, content: Content<M>) -> Content<M> {
+        loop {
+            if let Some(mut place) = self.content.try_take() {
+                return std::mem::replace(&mut *place, content);
+            }
+            pause();
+        }
+    }
+
+    pub(super) fn put(&self, op: M::Op) {
+        drop(self.swap(Content::Operation(op)));
+        // ORDERING: Release, pairs with the Acquire in `take_operation`.
+        self.state.store(POSTED, Ordering::Release);
+    }
+
+    fn take_operation(&self) -> Option<M::Op> {
+        // ORDERING: Acquire, pairs with the Release in `put`.
+        if self.state.load(Ordering::Acquire) != POSTED {
+            return None;
+        }
+        match self.swap(Content::Nothing) {
+            Content::Operation(op) => Some(op),
+            Content::Nothing | Content::Answer(_) => None,
+        }
+    }
+
+    /// Takes the operation back that no combiner has taken. The caller holds the core.
+    pub(super) fn withdraw(&self) -> Option<M::Op> {
+        let op = self.take_operation()?;
+        self.state.store(EMPTY, Ordering::Relaxed);
+        Some(op)
+    }
+
+    fn give_back(&self, op: M::Op) {
+        drop(self.swap(Content::Operation(op)));
+    }
+
+    fn answer(&self, answer: Result<M::Answer, WriteError<M::Op>>) {
+        drop(self.swap(Content::Answer(answer)));
+        // ORDERING: Release, pairs with the Acquire in `take_answer`.
+        self.state.store(ANSWERED, Ordering::Release);
+    }
+
+    pub(super) fn take_answer(&self) -> Option<Result<M::Answer, WriteError<M::Op>>> {
+        // ORDERING: Acquire, pairs with the Release in `answer`.
+        if self.state.load(Ordering::Acquire) != ANSWERED {
+            return None;
+        }
+        let content = self.swap(Content::Nothing);
+        self.state.store(EMPTY, Ordering::Relaxed);
+        match content {
+            Content::Answer(answer) => Some(answer),
+            Content::Nothing | Content::Operation(_) => None,
+        }
+    }
+}
+
+/// What the combiner of a replica holds.
+pub(super) struct Core<M: StateMachine> {
+    /// Where the replica is in the log; `None` if it has no state.
+    subscription: Option<Subscription<M::Op, SpinYield>>,
+    /// Reads the state while no writer is there, to clone it.
+    reader: StateReader<Option<M>>,
+    /// Operations that are not published yet, and the posts that they are from.
+    batch: Vec<M::Op>,
+    owners: Vec<Option<usize>>,
+}
+
+pub(super) struct LocalReplica<M: StateMachine> {
+    pub(super) core: CachePadded<Exclusive<Core<M>>>,
+    pub(super) state: Arc<StateLock<Option<M>>>,
+    /// By the place of the handle's reader.
+    pub(super) posts: Box<[CachePadded<Post<M>>]>,
+    status: AtomicU8,
+}
+
+impl<M: StateMachine> LocalReplica<M> {
+    pub(super) fn new() -> Self {
+        let state = Arc::new(StateLock::new(None));
+        let Some(reader) = StateReader::of(&state) else {
+            unreachable!("a new lock has no readers");
+        };
+        let core = Core {
+            subscription: None,
+            reader,
+            batch: Vec::with_capacity(MAX_READERS),
+            owners: Vec::with_capacity(MAX_READERS),
+        };
+        LocalReplica {
+            core: CachePadded::new(Exclusive::new(core)),
+            state,
+            posts: (0..MAX_READERS)
+                .map(|_| CachePadded::new(Post::new()))
+                .collect(),
+            status: AtomicU8::new(ReplicaStatus::Absent as u8),
+        }
+    }
+
+    pub(super) fn status(&self) -> ReplicaStatus {
+        ReplicaStatus::of(self.status.load(Ordering::Relaxed))
+    }
+
+    fn set_status(&self, status: ReplicaStatus) {
+        self.status.store(status as u8, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_active(&self) -> bool {
+        self.status() == ReplicaStatus::Active
+    }
+}
+
+/// Compares replicas by fingerprints of their states.
+pub(super) struct Watch<M> {
+    pub(super) prints: Fingerprints,
+    pub(super) of: Box<dyn Fn(&M) -> u64 + Send + Sync>,
+}
+
+/// Counts of rare events.
+#[derive(Default)]
+pub(super) struct Counts {
+    pub(super) panicked: AtomicU64,
+    pub(super) repaired: AtomicU64,
+    pub(super) diverged: AtomicU64,
+    pub(super) undecided: AtomicU64,
+    pub(super) helped: AtomicU64,
+}
+
+impl Counts {
+    pub(super) fn add(count: &AtomicU64) {
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+pub(super) struct Shared<M: StateMachine> {
+    pub(super) log: Log<M::Op, SpinYield>,
+    /// The only publisher of the log. So a reader finds the end of the log by one load.
+    pub(super) publisher: CachePadded<Exclusive<Publisher<M::Op, SpinYield>>>,
+    pub(super) replicas: Box<[LocalReplica<M>]>,
+    pub(super) patience: Duration,
+    pub(super) watch: Option<Watch<M>>,
+    pub(super) counts: Counts,
+    /// One replica at a time joins or leaves.
+    pub(super) changes: Exclusive<()>,
+}
+
+/// How long a writer waits for the readers of its replica.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Readers {
+    /// Until they have left.
+    Await,
+    /// A moment.
+    Try,
+}
+
+impl<M: StateMachine> Shared<M> {
+    /// Gives the first state to a replica.
+    pub(super) fn install(&self, id: usize, state: M) -> Result<(), ReplicatedError> {
+        let subscription = self.log.subscribe();
+        let subscription = subscription.map_err(|_| ReplicatedError::NoReplicaSlot)?;
+        let mut core = self.core(id);
+        self.place_state(id, &mut core, state, subscription);
+        Ok(())
+    }
+
+    /// Waits for the core of a replica.
+    pub(super) fn core(&self, id: usize) -> ExclusiveGuard<'_, Core<M>> {
+        let mut backoff = Backoff::new();
+        loop {
+            if let Some(core) = self.replicas[id].core.try_take() {
+                return core;
+            }
+            backoff.wait();
+        }
+    }
+
+    fn place_state(
+        &self,
+        id: usize,
+        core: &mut Core<M>,
+        state: M,
+        subscription: Subscription<M::Op, SpinYield>,
+    ) {
+        let replica = &self.replicas[id];
+        let position = subscription.position();
+        let mut backoff = Backoff::new();
+        let write = replica.state.write(|| {
+            backoff.wait();
+            true
+        });
+        let mut write = write.expect("the holder of the core is the only writer");
+        let before = write.replace(state);
+        write.set_position(position);
+        write.clear_suspicion();
+        drop(write);
+        core.subscription = Some(subscription);
+        replica.set_status(ReplicaStatus::Active);
+        drop_quietly(before);
+    }
+
+    /// Takes the state of a replica away, and its place in the log.
+    pub(super) fn remove_state(&self, id: usize, core: &mut Core<M>, status: ReplicaStatus) {
+        let mut backoff = Backoff::new();
+        let write = self.replicas[id].state.write(|| {
+            backoff.wait();
+            true
+        });
+        let state = write.and_then(|mut write| write.take());
+        self.leave_log(id, core, status);
+        drop_quietly(state);
+    }
+
+    /// Takes the place in the log from a replica that has no state any more.
+    fn leave_log(&self, id: usize, core: &mut Core<M>, status: ReplicaStatus) {
+        self.replicas[id].set_status(status);
+        if let Some(watch) = &self.watch {
+            watch.prints.forget(id);
+        }
+        drop_quietly(core.subscription.take());
+    }
+
+    /// Applies everything published to a replica. Calls `answer` with each answer and its position.
+    /// Returns false if readers kept the state.
+    fn apply(
+        &self,
+        id: usize,
+        core: &mut Core<M>,
+        readers: Readers,
+        mut answer: impl FnMut(Seq, M::Answer),
+    ) -> Result<bool, ReplicatedError> {
+        let Some(subscription) = &mut core.subscription else {
+            return Ok(true);
+        };
+        let end = subscription.poll();
+        let from = subscription.position();
+        if from == end {
+            return Ok(true);
+        }
+        step("a replica is to apply");
+        let (mut looks, mut backoff) = (0, Backoff::new());
+        let write = self.replicas[id].state.write(|| {
+            looks += 1;
+            backoff.wait();
+            readers == Readers::Await || looks < LOOKS
+        });
+        let Some(mut write) = write else {
+            return Ok(false);
+        };
+        let at = Cell::new(from);
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let Some(state) = &mut *write else {
+                return;
+            };
+            let (head, rest) = subscription.slices(from, end);
+            for op in head.iter().chain(rest) {
+                answer(at.get(), state.apply(op));
+                at.set(at.get() + 1);
+                if let Some(watch) = &self.watch
+                    && watch.prints.is_due(at.get())
+                {
+                    self.compare(id, watch, at.get(), (watch.of)(state));
+                }
+            }
+        }));
+        match outcome {
+            Ok(()) => {
+                write.set_position(end);
+                drop(write);
+                subscription.advance_to(end);
+                Ok(true)
+            }
+            Err(payload) => {
+                // No thread sees the state that the panic left.
+                let state = write.take();
+                drop(write);
+                drop_quietly(payload);
+                Counts::add(&self.counts.panicked);
+                self.leave_log(id, core, ReplicaStatus::Poisoned);
+                drop_quietly(state);
+                let position = at.get();
+                Err(ReplicatedError::Panicked {
+                    replica: id,
+                    position,
+                })
+            }
+        }
+    }
+
+    /// Posts a fingerprint, and suspects the replicas that differ from the majority there.
+    fn compare(&self, id: usize, watch: &Watch<M>, position: Seq, print: u64) {
+        watch.prints.post(id, position, print);
+        let active = || (0..self.replicas.len()).filter(|id| self.replicas[*id].is_active());
+        let prints: Vec<(usize, u64)> = active()
+            .filter_map(|id| Some((id, watch.prints.at(id, position)?)))
+            .collect();
+        let votes = |of: u64| prints.iter().filter(|(_, print)| *print == of).count();
+        let all = active().count();
+        match prints.iter().find(|(_, print)| 2 * votes(*print) > all) {
+            Some((_, right)) => {
+                for (id, _) in prints.iter().filter(|(_, print)| print != right) {
+                    if !self.replicas[*id].state.is_suspect() {
+                        Counts::add(&self.counts.diverged);
+                        self.replicas[*id].state.suspect();
+                    }
+                }
+            }
+            None if prints.len() == all => Counts::add(&self.counts.undecided),
+            None => {}
+        }
+    }
+
+    /// Copies the state of an active replica to one that has none. The others continue; the one
+    /// that is copied answers only reads until that is done.
+    pub(super) fn adopt(&self, id: usize, core: &mut Core<M>) -> Result<(), ReplicatedError> {
+        let mut clone_panicked = None;
+        for (from, replica) in self
+            .replicas
+            .iter()
+            .enumerate()
+            .filter(|(from, _)| *from != id)
+        {
+            let mut backoff = Backoff::new();
+            let mut source = loop {
+                if !replica.is_active() || replica.state.is_suspect() {
+                    break None;
+                }
+                if let Some(source) = replica.core.try_take() {
+                    break Some(source);
+                }
+                backoff.wait();
+            };
+            let Some(source) = source.as_deref_mut() else {
+                continue;
+            };
+            // Its state is then beyond the operation at which the other may have panicked.
+            if self.apply(from, source, Readers::Await, |_, _| ()).is_err() {
+                continue;
+            }
+            let (Some(subscription), Some(state)) =
+                (&source.subscription, source.reader.try_read())
+            else {
+                continue;
+            };
+            let Some(state) = &*state else {
+                continue;
+            };
+            match catch_unwind(AssertUnwindSafe(|| state.clone())) {
+                Ok(state) => {
+                    let fork = subscription.fork();
+                    let fork = fork.map_err(|_| ReplicatedError::NoReplicaSlot)?;
+                    self.place_state(id, core, state, fork);
+                    return Ok(());
+                }
+                Err(payload) => {
+                    drop_quietly(payload);
+                    clone_panicked = Some(ReplicatedError::ClonePanicked { replica: from });
+                }
+            }
+        }
+        Err(clone_panicked.unwrap_or(ReplicatedError::NoReplicaLeft))
+    }
+
+    /// Makes sure that the replica has a state that counts.
+    fn ready(&self, id: usize, core: &mut Core<M>) -> Result<(), ReplicatedError> {
+        let replica = &self.replicas[id];
+        if replica.state.is_suspect() && replica.is_active() {
+            self.remove_state(id, core, ReplicaStatus::Poisoned);
+        }
+        match replica.status() {
+            ReplicaStatus::Active => Ok(()),
+            ReplicaStatus::Absent => Err(ReplicatedError::Left { replica: id }),
+            ReplicaStatus::Poisoned => {
+                self.adopt(id, core)?;
+                Counts::add(&self.counts.repaired);
+                Ok(())
+            }
+        }
+    }
+
+    /// Applies everything published to this replica, if no other thread does. The guard that it
+    /// returns keeps other writers out.
+    pub(super) fn advance(
+        &self,
+        id: usize,
+    ) -> Result<Option<ExclusiveGuard<'_, Core<M>>>, ReplicatedError> {
+        let Some(mut core) = self.replicas[id].core.try_take() else {
+            return Ok(None);
+        };
+        self.ready(id, &mut core)?;
+        self.apply(id, &mut core, Readers::Await, |_, _| ())?;
+        Ok(Some(core))
+    }
+
+    /// Publishes the caller's operation with all that other handles of the replica posted, and
+    /// applies the log up to there.
+    pub(super) fn combine(
+        &self,
+        id: usize,
+        mut core: ExclusiveGuard<'_, Core<M>>,
+        own: M::Op,
+    ) -> Result<M::Answer, WriteError<M::Op>> {
+        let posts = &self.replicas[id].posts;
+        let mut batch = Combined {
+            posts,
+            core: &mut core,
+        };
+        batch.collect(self.replicas[id].state.readers(), own, self.log.capacity());
+        if let Err(why) = self.ready(id, batch.core) {
+            return batch.refuse(why);
+        }
+        let first = match self.publish(id, batch.core) {
+            Ok(first) => first,
+            Err(why @ ReplicatedError::Stalled { .. }) => return batch.take_own(why),
+            Err(why) => return batch.refuse(why),
+        };
+        step("a combiner has published");
+        let owners = std::mem::take(&mut batch.core.owners);
+        let (mut own, mut answered) = (None, 0);
+        let outcome = self.apply(id, batch.core, Readers::Await, |seq, answer| {
+            let owner = seq
+                .checked_sub(first)
+                .and_then(|at| owners.get(at as usize));
+            answered += usize::from(owner.is_some());
+            match owner {
+                Some(Some(place)) => posts[*place].answer(Ok(answer)),
+                Some(None) => own = Some(answer),
+                None => {}
+            }
+        });
+        batch.core.owners = owners;
+        // Without an error, all are answered.
+        let why = outcome.err().unwrap_or(ReplicatedError::NoReplicaLeft);
+        for place in batch.core.owners.drain(..).skip(answered).flatten() {
+            posts[place].answer(Err(WriteError { op: None, why }));
+        }
+        own.ok_or(WriteError { op: None, why })
+    }
+
+    /// Publishes the batch of a replica as one; makes room for it if the log is full. Returns the
+    /// position of the first operation.
+    fn publish(&self, id: usize, core: &mut Core<M>) -> Result<Seq, ReplicatedError> {
+        let n = core.batch.len();
+        let (mut backoff, mut since) = (Backoff::new(), None);
+        loop {
+            if let Some(mut publisher) = self.publisher.try_take() {
+                if publisher.has_room(n) {
+                    let first = publisher.next_seq();
+                    let published = publisher.try_publish_all(core.batch.drain(..));
+                    debug_assert!(published.is_ok(), "there is room, and the log stays open");
+                    return Ok(first);
+                }
+                drop(publisher);
+                self.apply(id, core, Readers::Try, |_, _| ())?;
+                self.make_room(Some(id), &mut since)?;
+            }
+            backoff.wait();
+        }
+    }
+
+    /// Applies the log to the slowest replica, unless that is `own`, which the caller has at hand.
+    /// An error names the replica once the patience is over.
+    pub(super) fn make_room(
+        &self,
+        own: Option<usize>,
+        since: &mut Option<Instant>,
+    ) -> Result<(), ReplicatedError> {
+        let active = (0..self.replicas.len()).filter(|id| self.replicas[*id].is_active());
+        let slowest = active.min_by_key(|id| self.replicas[*id].state.position());
+        let Some(slowest) = slowest else {
+            return Err(ReplicatedError::NoReplicaLeft);
+        };
+        let before = self.replicas[slowest].state.position();
+        if own != Some(slowest)
+            && let Some(mut core) = self.replicas[slowest].core.try_take()
+        {
+            // After a panic the replica leaves the log, which makes room, too.
+            let applied = self.apply(slowest, &mut core, Readers::Try, |_, _| ());
+            if applied.is_err() || self.replicas[slowest].state.position() > before {
+                Counts::add(&self.counts.helped);
+                return Ok(());
+            }
+        }
+        let since = since.get_or_insert_with(Instant::now);
+        match since.elapsed() >= self.patience {
+            true => Err(ReplicatedError::Stalled { replica: slowest }),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Operations that a combiner has taken, the caller's first. When it is dropped, operations not
+/// published return to their posts, whose handles then try again.
+struct Combined<'a, M: StateMachine> {
+    posts: &'a [CachePadded<Post<M>>],
+    core: &'a mut Core<M>,
+}
+
+impl<M: StateMachine> Combined<'_, M> {
+    /// Takes the caller's operation and those posted in `places`, at most `most`.
+    fn collect(&mut self, mut places: u64, own: M::Op, most: usize) {
+        self.core.batch.push(own);
+        self.core.owners.push(None);
+        while places != 0 && self.core.batch.len() < most {
+            let place = places.trailing_zeros() as usize;
+            places &= places - 1;
+            let Some(op) = self.posts[place].take_operation() else {
+                continue;
+            };
+            if is_planted(Fault::LostCombiner)
+                && let Some(state) = self.core.reader.try_read()
+                && let Some(mut copy) = state.clone()
+            {
+                self.posts[place].answer(Ok(copy.apply(&op)));
+                continue;
+            }
+            self.core.batch.push(op);
+            self.core.owners.push(Some(place));
+        }
+    }
+
+    /// Refuses all operations, none of which is published. Returns the caller's.
+    fn refuse(&mut self, why: ReplicatedError) -> Result<M::Answer, WriteError<M::Op>> {
+        let mut own = None;
+        for (op, owner) in self.core.batch.drain(..).zip(self.core.owners.drain(..)) {
+            match owner {
+                Some(place) => self.posts[place].answer(Err(WriteError { op: Some(op), why })),
+                None => own = Some(op),
+            }
+        }
+        Err(WriteError { op: own, why })
+    }
+
+    /// Refuses the caller's operation only.
+    fn take_own(&mut self, why: ReplicatedError) -> Result<M::Answer, WriteError<M::Op>> {
+        self.core.owners.remove(0);
+        let op = Some(self.core.batch.remove(0));
+        Err(WriteError { op, why })
+    }
+}
+
+impl<M: StateMachine> Drop for Combined<'_, M> {
+    fn drop(&mut self) {
+        for (op, owner) in self.core.batch.drain(..).zip(self.core.owners.drain(..)) {
+            if let Some(place) = owner {
+                self.posts[place].give_back(op);
+            }
+        }
+    }
+}
