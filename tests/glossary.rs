@@ -16,7 +16,7 @@ use crate::support::root;
 const NOT: [(&str, &str); 21] = [
     ("accuse", "report divergence"),
     ("bury", "reap"),
-    ("crew", "epoch, owners"),
+    ("crew", "replica slots"),
     ("desk", "socket table"),
     ("fuse", "fault plan"),
     ("judge", "divergence"),

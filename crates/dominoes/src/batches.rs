@@ -151,7 +151,7 @@ impl<A> Batches<A> {
     #[inline]
     pub fn state(&self, first: Seq, piece: u64) -> UnitState {
         // ORDERING: Acquire, pairs with the Release in `release` (for an earlier lap by way of
-        // `room` and `put`): a thread that finds a piece done sees the writes of doing it.
+        // `done` and `put`): a thread that finds a piece done sees the writes of doing it.
         let word = self.words[self.index(first)].load(Ordering::Acquire);
         if !self.is_of(word, first) || word & DONE != 0 || piece < (word & NEXT) >> NEXT_SHIFT {
             UnitState::Done
@@ -160,6 +160,12 @@ impl<A> Batches<A> {
         } else {
             UnitState::Free
         }
+    }
+
+    /// Whether all of the batch at `first` is done, or no batch was put there.
+    #[inline]
+    pub fn is_done(&self, first: Seq) -> bool {
+        self.state(first, Self::MAX_PIECES) == UnitState::Done
     }
 
     /// Keeps the value of the batch at `first` in its slot as long as the [`ReadBatch`] lives.
@@ -253,7 +259,7 @@ impl<A> Batches<A> {
         // SAFETY: this operation left the batch done, without readers and not begun, so this thread
         // alone may take the value (fact 3).
         let value = unsafe { self.values.take(index) };
-        // ORDERING: Release, pairs with the Acquire in `BatchWriter::room`: the slot is empty.
+        // ORDERING: Release, pairs with the Acquire in `BatchWriter::done`: the slot is empty.
         at.store(word | EMPTY, Ordering::Release);
         Some(value)
     }
@@ -308,17 +314,9 @@ impl<A: Send + Sync> BatchWriter<A> {
         self.next
     }
 
-    /// The position below which all batches are done and their slots empty, as
-    /// [`room`](Self::room) last saw it.
+    /// The position below which all batches are done and none is read.
     #[inline]
-    pub fn done(&self) -> Seq {
-        self.done
-    }
-
-    /// How many positions the next batch may have: the number of slots, less all positions from the
-    /// oldest batch on that is not done, or is still read.
-    #[inline]
-    pub fn room(&mut self) -> usize {
+    pub fn done(&mut self) -> Seq {
         let shared = &*self.shared;
         while let Some(&len) = self.open.front() {
             let word = &shared.words[shared.index(self.done)];
@@ -330,7 +328,15 @@ impl<A: Send + Sync> BatchWriter<A> {
             self.done += len;
             self.open.pop_front();
         }
-        shared.slots() - (self.next - self.done) as usize
+        self.done
+    }
+
+    /// How many positions the next batch may have: the number of slots, less all positions from the
+    /// oldest batch on that is not done, or is still read.
+    #[inline]
+    pub fn room(&mut self) -> usize {
+        let open = self.next - self.done();
+        self.shared.slots() - open as usize
     }
 
     /// Puts the record of the next batch, which has `len` positions, into its slot. Returns its
@@ -350,7 +356,7 @@ impl<A: Send + Sync> BatchWriter<A> {
         let (shared, first) = (&*self.shared, self.next);
         let index = shared.index(first);
         // SAFETY: there is one writer. All batches of the previous lap whose slots this one uses
-        // are done, and their words are `EMPTY` (see `room`), so no other thread uses the slot
+        // are done, and their words are `EMPTY` (see `done`), so no other thread uses the slot
         // until the word is stored (fact 1).
         unsafe { shared.values.write(index, value) };
         // ORDERING: Release, pairs with the Acquire in `read` and `begin`: the value is there.

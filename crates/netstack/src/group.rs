@@ -11,12 +11,11 @@
 mod assign;
 mod at_once;
 mod autoscale;
-mod batches;
 mod divergence;
 mod drive;
-mod epochs;
 mod execute;
 mod fault_hooks;
+mod intake;
 mod join_check;
 mod layout;
 mod pending;
@@ -28,13 +27,12 @@ mod worker;
 pub use assign::Primaries;
 use assign::{PrimaryNamer, WorkAssignment};
 use autoscale::{Autoscaler, ScaleDecision, WorkDone};
-use batches::{ParsedRun, WaitingBatches};
-use epochs::{EpochOwners, Epochs};
 pub use fault_hooks::FaultHooks;
+use intake::{ParsedRun, WaitingBatches};
 pub use layout::{GroupTuning, Layout};
 use pending::PendingEffects;
 pub use slots::{JoiningWorker, MembershipHandle};
-use slots::{Members, NEVER_ACTIVE, Snapshot};
+use slots::{Members, Snapshot};
 pub use worker::ReplicatedWorker;
 
 use core::ops::{Deref, DerefMut};
@@ -42,10 +40,9 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
-use dominoes::group::replicas;
 use dominoes::{
     BatchWriter, Batches, EventCount, Exclusive, ExclusiveGuard, Fingerprints, Mismatch, Publisher,
-    Seq, Spin, Units, Verdicts,
+    Seq, Spin, UnitState, Units, Verdicts,
 };
 use dominoes_drivers::Device;
 
@@ -76,8 +73,8 @@ pub(crate) struct ReplicatedShared {
     pub(crate) world: Arc<World>,
     layout: Layout,
     verdicts: Verdicts,
-    /// The frames of each published batch, and how far its effects are performed, transmissions
-    /// aside.
+    /// The frames of each published batch, and how far its effects are performed: all of them but
+    /// the building of frames.
     published: Arc<Batches<BatchRuns>>,
     /// The receiving half of the device.
     pub(crate) claimer: Exclusive<Claimer>,
@@ -85,16 +82,11 @@ pub(crate) struct ReplicatedShared {
     pub(crate) batches: WaitingBatches,
     pub(crate) rx: Exclusive<RxSide>,
     pub(crate) tx: Exclusive<TxPump>,
-    /// How far each chunk of frames is built, in rows of frames with the same primary.
-    frames: [Units; WorkAssignment::FRAME_ROWS],
+    /// How far each chunk of outgoing frames is built.
+    frames: Units,
     assignment: WorkAssignment,
-    /// For each slot, the position below which its share of the effects is performed.
-    performed: Box<[CachePadded<AtomicU64>]>,
-    /// For each slot, the position below which its worker saw that all effects are performed.
-    all_done: Box<[CachePadded<AtomicU64>]>,
     /// Which slots are active, leaving, parked and so on.
     membership: Members,
-    epoch_owners: EpochOwners,
     posts: Fingerprints,
     /// For each slot, what its workers performed.
     slot_stats: Box<[CachePadded<PostedStats>]>,
@@ -177,22 +169,6 @@ impl ReplicatedShared {
         self.slot_stats.iter().map(|stats| stats.load()).collect()
     }
 
-    /// The position below which each of these slots reports its share as performed.
-    fn performed_by(&self, owners: u64) -> Seq {
-        let performed = replicas(owners).map(|id| {
-            // ORDERING: Acquire, pairs with the Release in `ReplicatedWorker::report_progress`:
-            // reported work is done.
-            self.performed[id].load(Ordering::Acquire)
-        });
-        performed.min().unwrap_or(0)
-    }
-
-    /// Whether worker `id` reports its share of the request at `seq` as performed.
-    fn has_reported(&self, id: usize, seq: Seq) -> bool {
-        // ORDERING: Acquire, as in `performed_by`.
-        self.performed[id].load(Ordering::Acquire) > seq
-    }
-
     /// Asks the autoscaler whether one worker more or less should be active, and changes that.
     #[cold]
     fn autoscale(&self, autoscaler: &mut Autoscaler, now: Instant) {
@@ -245,6 +221,23 @@ impl ReplicatedShared {
         true
     }
 
+    /// Whether all frames below `end` are built. `built` is a number for which that is known, and
+    /// grows.
+    fn has_built(&self, built: &mut u64, end: u64) -> bool {
+        if *built < end {
+            *built = (*built).max(self.world.tx.sent());
+        }
+        while *built < end {
+            // A chunk's frames are built in ascending order.
+            let next = self.frame_chunk_end(*built).min(end);
+            if self.frames.state(next - 1) != UnitState::Done {
+                return false;
+            }
+            *built = next;
+        }
+        true
+    }
+
     #[inline]
     fn frame_chunk_of(&self, frame: u64) -> u64 {
         frame >> self.layout.tuning.frame_chunk.trailing_zeros()
@@ -271,7 +264,7 @@ impl GroupLog<'_> {
     /// Puts the record of the next batch into its place: `len` requests with the frames `runs`, for
     /// which there is room. `worker` parsed it. Returns its first position and its primary.
     #[inline]
-    fn begin_batch(
+    fn put_batch(
         &mut self,
         worker: u8,
         (len, has_payload): (usize, bool),
@@ -293,7 +286,7 @@ impl GroupLog<'_> {
     fn publish_batch(&mut self, worker: u8, parsed: &mut [ParsedRun], runs: Vec<Run>) {
         let has_payload = parsed.iter().any(|run| run.request.digest.len > 0);
         let (first, primary) =
-            self.begin_batch(worker, (parsed.len(), has_payload), BatchRuns::Parsed(runs));
+            self.put_batch(worker, (parsed.len(), has_payload), BatchRuns::Parsed(runs));
         let last = parsed.len() - 1;
         for (index, run) in parsed.iter_mut().enumerate() {
             let digest = &mut run.request.digest;
@@ -317,7 +310,7 @@ impl Log for GroupLog<'_> {
     fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
         let mut request = *request;
         let what = (1, request.digest.len > 0);
-        let (seq, primary) = self.begin_batch(self.holder, what, BatchRuns::One(run));
+        let (seq, primary) = self.put_batch(self.holder, what, BatchRuns::One(run));
         let digest = &mut request.digest;
         (digest.primary, digest.index, digest.left) = (primary, 0, 0);
         if !digest.kind.has_frames() {
@@ -336,17 +329,8 @@ impl Log for GroupLog<'_> {
         self.writer.next_seq()
     }
 
-    fn performed(&self) -> u64 {
-        let all_done = self.shared.all_done.iter().map(|word| {
-            // ORDERING: Acquire, pairs with the Release in `ReplicatedWorker::report_all_done`:
-            // work that it saw as done is done.
-            word.load(Ordering::Acquire)
-        });
-        all_done.fold(
-            self.shared
-                .performed_by(self.shared.membership.ever_active()),
-            u64::max,
-        )
+    fn performed(&mut self) -> u64 {
+        self.writer.done()
     }
 }
 
@@ -422,25 +406,9 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
                 autoscaler: Autoscaler::new(),
             }),
             tx: Exclusive::new(base.tx),
-            frames: core::array::from_fn(|_| {
-                Units::new(frame_words, layout.tuning.frame_chunk.trailing_zeros())
-            }),
+            frames: Units::new(frame_words, layout.tuning.frame_chunk.trailing_zeros()),
             assignment: WorkAssignment::new(&layout, slots, frame_words),
-            performed: (0..slot_count)
-                .map(|id| {
-                    if id < layout.replicas {
-                        0
-                    } else {
-                        NEVER_ACTIVE
-                    }
-                })
-                .map(|position| CachePadded::new(AtomicU64::new(position)))
-                .collect(),
-            all_done: (0..slot_count)
-                .map(|_| CachePadded::new(AtomicU64::new(0)))
-                .collect(),
             membership: Members::new(slot_count, layout.replicas, layout.autoscale),
-            epoch_owners: EpochOwners::new(slots, layout.replicas),
             posts: if layout.confirm {
                 // Workers may be a log apart, and one may read positions that are a log older than
                 // its own.
@@ -471,7 +439,6 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
                     replica: ReplicaState::new(shared.world.limits),
                     log: subscription,
                     pending: PendingEffects::default(),
-                    epochs: Epochs::new(layout.replicas),
                 },
                 hooks(id),
             ));

@@ -74,6 +74,8 @@ counters! {
         pub deliveries: u64,
         /// Bytes in these deliveries.
         pub delivered_bytes: u64,
+        /// Bytes of these that were copied for the delivery, and not during the verification.
+        pub copied_bytes: u64,
         /// Frames that it built.
         pub frames: u64,
         /// Payload bytes in these frames.
@@ -124,7 +126,7 @@ pub struct WorkerStats {
 /// Every counter is Relaxed: each is right alone, but a reader may see them at different moments.
 #[derive(Debug, Default)]
 pub(crate) struct PostedStats {
-    words: [AtomicU64; 9],
+    words: [AtomicU64; 10],
 }
 
 impl PostedStats {
@@ -143,6 +145,7 @@ impl PostedStats {
             stored_ahead: next(),
             deliveries: next(),
             delivered_bytes: next(),
+            copied_bytes: next(),
             frames: next(),
             sent_bytes: next(),
             diverged: next(),
@@ -153,12 +156,13 @@ impl PostedStats {
 }
 
 impl EffectStats {
-    fn words(&self) -> [u64; 9] {
+    fn words(&self) -> [u64; 10] {
         let EffectStats {
             prepared,
             stored_ahead,
             deliveries,
             delivered_bytes,
+            copied_bytes,
             frames,
             sent_bytes,
             diverged,
@@ -170,6 +174,7 @@ impl EffectStats {
             stored_ahead,
             deliveries,
             delivered_bytes,
+            copied_bytes,
             frames,
             sent_bytes,
             diverged,
@@ -195,6 +200,7 @@ mod tests {
             stolen: 7,
             requests: 8,
             stored_ahead: 9,
+            copied_bytes: 10,
         };
         let posted = PostedStats::default();
         posted.post(&stats);

@@ -2,11 +2,16 @@
 
 #![cfg(feature = "testkit")]
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
-use dominoes_netstack::group::{GroupTuning, Layout, Primaries, ReplicatedGroup, ReplicatedWorker};
+use dominoes_netstack::group::{
+    FaultHooks, GroupTuning, Layout, Primaries, ReplicatedGroup, ReplicatedWorker,
+};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{Setup, Worker as _};
-use dominoes_testkit::packet::{self, ACK, TO_STACK};
+use dominoes_proto::log::effect::Effect;
+use dominoes_testkit::packet::{self, ACK, SYN, TO_STACK};
 
 const NOW: Instant = Instant::from_millis(5);
 
@@ -184,6 +189,174 @@ fn frames_of_another_worker_are_left_to_it() {
             .count(),
         0
     );
+}
+
+#[test]
+fn two_workers_verify_and_copy_each_byte_once_and_each_does_the_batches_that_it_claims() {
+    let (group, script) = group(Layout::default().replicas(2));
+    let listener = group.sockets().listen(9, 1).unwrap();
+    let mut workers = group.into_workers();
+    learn(&mut workers[0], &script);
+    // Worker `id` claims what comes. Returns the last answer, and what each worker has done.
+    let mut receive = |id: usize, seq: u32, ack, flags, segments: &[&[u8]]| {
+        for (i, payload) in (0u32..).zip(segments) {
+            let segment = packet::Segment {
+                src_port: 1000,
+                dst_port: 9,
+                seq: seq + 1000 * i,
+                ack,
+                flags,
+                payload: payload.to_vec(),
+                ..packet::Segment::default()
+            };
+            script.push(segment.frame(TO_STACK));
+        }
+        workers[id].pump(NOW);
+        while workers[id].work() + workers[1 - id].work() > 0 {}
+        let sent = script.take_sent().into_iter();
+        let mut answers = sent.filter_map(|(frame, _)| packet::Segment::read(&frame));
+        (
+            answers.next_back(),
+            [0, 1].map(|id| workers[id].stats().effects),
+        )
+    };
+    let (answer, _) = receive(0, 100, 0, SYN, &[&[]]);
+    let ack = answer.unwrap().seq + 1;
+    let (_, before) = receive(0, 101, ack, ACK, &[&[]]);
+    let (mut stream, _) = listener.try_accept().unwrap();
+
+    let payload = [7; 1000];
+    let mut after = before;
+    for round in 0..20 {
+        let seq = 101 + 10_000 * round;
+        (_, after) = receive(round as usize % 2, seq, ack, ACK, &[&payload[..]; 10]);
+        let mut bytes = [0; 10_001];
+        assert_eq!(stream.try_read(&mut bytes), Ok(10_000));
+    }
+    for (before, after) in before.iter().zip(after) {
+        assert_eq!(after.prepared - before.prepared, 10, "a run in a batch");
+        assert_eq!(after.delivered_bytes, 100_000);
+        assert_eq!(after.stored_ahead + after.copied_bytes, 100_000);
+        assert_eq!(after.diverged, 0);
+    }
+}
+
+/// How the first worker stops.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stops {
+    /// Before it applies its batch. It stays.
+    Stalls,
+    /// The same, and it is gone.
+    Ends,
+    /// At its second effect.
+    Panics,
+}
+
+/// Panics at its second effect.
+struct PanicsSecond(Option<u32>);
+
+impl FaultHooks for PanicsSecond {
+    const ACTIVE: bool = true;
+
+    fn before_performing(&mut self, _seq: u64, _effect: &Effect) {
+        if let Some(effects) = &mut self.0 {
+            *effects += 1;
+            if *effects == 2 {
+                resume_unwind(Box::new("on purpose"));
+            }
+        }
+    }
+}
+
+#[test]
+fn whoever_does_a_batch_it_is_done_once_and_the_log_goes_on() {
+    let tuning = GroupTuning::default().log(64);
+    let scenes = Primaries::ALL.map(|primaries| {
+        [Stops::Stalls, Stops::Ends, Stops::Panics].map(|stops| (primaries, stops))
+    });
+    for (primaries, stops) in scenes.concat() {
+        let mac = packet::mac_of([10, 0, 0, 1]);
+        let (device, script) = scripted_with(MemoryConfig::default().macs(mac, mac));
+        let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+        let layout = Layout::default().primaries(primaries).tuning(tuning);
+        let hooks = |id| PanicsSecond((id == 0 && stops == Stops::Panics).then_some(0));
+        let group = ReplicatedGroup::with_fault_hooks(setup, layout, Box::new(device), hooks);
+        let group = group.unwrap();
+        let sockets = group.sockets();
+        let mut workers = group.into_workers();
+        let mut second = workers.pop().unwrap();
+        let mut first = workers.pop();
+        script.push(packet::arp_reply(TO_STACK));
+        second.pump(NOW);
+        let settle = |workers: [Option<&mut ReplicatedWorker<PanicsSecond>>; 2]| {
+            let mut workers = Vec::from_iter(workers.into_iter().flatten());
+            while workers
+                .iter_mut()
+                .map(|worker| worker.turn(NOW))
+                .sum::<usize>()
+                > 0
+            {}
+        };
+        settle([None, Some(&mut second)]);
+
+        // A batch with frames, and one of a command.
+        let worker = first.as_mut().unwrap();
+        receive(&script, 0..4, 10);
+        assert_eq!(worker.claim(NOW), Some(4));
+        assert!(worker.parse());
+        let bound = sockets.bind_udp(7).unwrap();
+        worker.publish(NOW);
+        match stops {
+            Stops::Stalls => {}
+            Stops::Ends => first = None,
+            Stops::Panics => {
+                let work = AssertUnwindSafe(|| while worker.work() > 0 {});
+                let panicked = catch_unwind(work).is_err();
+                assert!(panicked || primaries != Primaries::ByPublisher);
+                first = None;
+            }
+        }
+        let mut resets = 0;
+        for micros in 0..1000 {
+            second.turn(NOW + Duration::from_micros(micros));
+        }
+        let count = |script: &Script| {
+            let sent = script.take_sent().into_iter();
+            let resets = sent.filter_map(|(frame, _)| packet::Segment::read(&frame));
+            resets.count()
+        };
+        resets += count(&script);
+        assert_eq!(resets, 4, "{primaries:?}, {stops:?}");
+        assert_eq!(
+            second.pending_effects().count(),
+            0,
+            "{primaries:?}, {stops:?}"
+        );
+
+        // Every slot of the log is used several times. A worker that stalls takes part again.
+        drop(bound);
+        for round in 0..20 {
+            // The number of resets in a second is limited.
+            let later = NOW + Duration::from_millis(1000 * u64::from(round + 1));
+            receive(&script, 20 * round..20 * round + 20, 10);
+            for _ in 0..10 {
+                second.turn(later);
+                if let Some(first) = &mut first {
+                    first.turn(later);
+                }
+            }
+            resets += count(&script);
+        }
+        assert_eq!(resets, 404, "{primaries:?}, {stops:?}");
+        assert!(sockets.bind_udp(7).is_ok(), "{primaries:?}, {stops:?}");
+        for worker in first.iter().chain([&second]) {
+            assert_eq!(
+                worker.stats().effects.diverged,
+                0,
+                "{primaries:?}, {stops:?}"
+            );
+        }
+    }
 }
 
 #[test]

@@ -109,12 +109,6 @@ impl MembershipTable {
         self.ever_active.load(Ordering::Acquire)
     }
 
-    /// Whether some slot has been active and is not.
-    #[inline]
-    pub fn misses_a_replica(&self) -> bool {
-        self.ever_active.load(Ordering::Relaxed) & !self.active.load(Ordering::Relaxed) != 0
-    }
-
     /// Worker `id` is active from now on, with the state at `since`. How far its share is done was
     /// reported before.
     pub fn activate(&self, id: usize, since: Seq) {

@@ -3,13 +3,18 @@
 //! The receive pump chooses a primary for each batch that it publishes, and writes it into the
 //! batch's requests. So all workers know it without asking each other, and a policy may use
 //! anything that the pump can see. One request may ask for hundreds of frames, so frames are
-//! assigned separately, by chunks of their own numbers. By default the first worker that claims a
-//! chunk of frames owns it; under [`Primaries::Greedy`] the same holds for batches.
+//! assigned separately, by chunks of their own numbers. The first worker that comes to a chunk
+//! stores its primary in a word, which all workers read: by default itself, else the worker that
+//! the policy chooses. Under [`Primaries::Greedy`] the same holds for batches.
+//!
+//! Workers join and leave meanwhile. A primary that is not active does no more work; any other
+//! worker [does it](super::steal).
 
-use dominoes::group::{MembershipTable, replicas};
-use dominoes::{Assignment, Balancer, ByLoad, Greedy, PrimaryPolicy, Seq, Work};
+use core::ops::Range;
 
-use super::epochs::{Epoch, Epochs};
+use dominoes::group::{MAX_REPLICAS, MembershipTable, replicas};
+use dominoes::{Assignment, Balancer, ByLoad, Greedy, PrimaryPolicy, Seq, Work, WorkKind};
+
 use crate::group::{Layout, ReplicatedShared};
 use crate::io::claim::MAX_CLAIM;
 
@@ -29,8 +34,8 @@ pub enum Primaries {
     /// Batches, and chunks of frames, belong to the worker that claims them first, with one
     /// compare-and-swap each. The worker that parsed a batch prepares it.
     Greedy,
-    /// Frames with payload, and batches in which any segment has some, to the lower half of the
-    /// workers; acknowledgments and everything else to the upper half.
+    /// Batches in which any segment has payload, and chunks whose first frame has some, to the
+    /// lower half of the workers; acknowledgments and everything else to the upper half.
     ByKind,
     /// Batches, weighted by how well the workers keep up. Frames are assigned by position. At most
     /// 8 workers.
@@ -53,13 +58,56 @@ impl Primaries {
     }
 }
 
-/// Payload.
-const PAYLOAD: dominoes::WorkKind = dominoes::WorkKind(0);
-/// Acknowledgments, and everything else that moves no payload.
-const REST: dominoes::WorkKind = dominoes::WorkKind(1);
-
 /// Requests between two measurements of how well the workers keep up.
 const BALANCE_EVERY: u64 = 256;
+
+/// A set of replica slots, in ascending order.
+#[derive(Clone, Copy)]
+struct ReplicaSet {
+    mask: u64,
+    count: usize,
+    ids: [u8; MAX_REPLICAS],
+}
+
+impl ReplicaSet {
+    /// The set of the slots whose bits are set in `mask`.
+    fn of(mask: u64) -> Self {
+        let mut ids = [0; MAX_REPLICAS];
+        for (place, id) in ids.iter_mut().zip(replicas(mask)) {
+            *place = id as u8;
+        }
+        ReplicaSet {
+            mask,
+            count: mask.count_ones() as usize,
+            ids,
+        }
+    }
+
+    #[inline]
+    fn contains(&self, id: usize) -> bool {
+        self.mask >> id & 1 != 0
+    }
+
+    /// The slot that is primary of batch or chunk `number` if these are assigned in turn.
+    fn by_position(&self, number: u64) -> usize {
+        self.in_turn(number, 0..self.count)
+    }
+
+    /// The slot that is primary of batch or chunk `number` if these are assigned by kind.
+    fn by_kind(&self, number: u64, has_payload: bool) -> usize {
+        let lower = self.count.div_ceil(2);
+        match has_payload {
+            true => self.in_turn(number, 0..lower),
+            // One slot does everything.
+            false => self.in_turn(number, lower.min(self.count - 1)..self.count),
+        }
+    }
+
+    fn in_turn(&self, number: u64, among: Range<usize>) -> usize {
+        let index = number % among.len() as u64;
+        usize::from(self.ids[among.start + index as usize])
+    }
+}
 
 /// The primary of a piece of work.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -75,133 +123,91 @@ pub(crate) enum Owner {
 /// The assignment of work as all workers read it.
 pub(crate) struct WorkAssignment {
     policy: Primaries,
-    /// Requests are its first kind of work, frames its second.
+    /// Batches are its first kind of work, chunks of frames its second.
     greedy: Greedy,
 }
 
 /// The kinds of work for [`Greedy`].
-const REQUESTS: dominoes::WorkKind = dominoes::WorkKind(0);
-const FRAMES: dominoes::WorkKind = dominoes::WorkKind(1);
+const BATCHES: WorkKind = WorkKind(0);
+const FRAMES: WorkKind = WorkKind(1);
 
 impl WorkAssignment {
     /// For as many batches and chunks of frames as can be open at once.
-    pub(crate) fn new(layout: &Layout, request_words: usize, frame_words: usize) -> Self {
+    pub(crate) fn new(layout: &Layout, batch_words: usize, frame_words: usize) -> Self {
         WorkAssignment {
             policy: layout.primaries,
-            greedy: Greedy::new(&[request_words, frame_words]),
+            greedy: Greedy::new(&[batch_words, frame_words]),
         }
     }
 
     /// Whether worker `id` is primary of the batch at `first`, whose primary by the pump is
     /// `primary`. Under [`Primaries::Greedy`] this claims the batch.
     #[inline]
-    pub(crate) fn is_mine(&self, epochs: &Epochs, id: usize, first: Seq, primary: u8) -> bool {
-        if self.policy == Primaries::Greedy {
-            return self.claim(epochs.of_request(first), REQUESTS, first, id);
+    pub(crate) fn is_mine(&self, id: usize, first: Seq, primary: u8) -> bool {
+        match self.policy {
+            Primaries::Greedy => self.claim(BATCHES, first, id),
+            _ => usize::from(primary) == id,
         }
-        usize::from(primary) == id
     }
 
     /// The primary of a batch.
-    pub(crate) fn owner(
-        &self,
-        epochs: &Epochs,
-        membership: &MembershipTable,
-        first: Seq,
-        primary: u8,
-    ) -> Owner {
+    pub(crate) fn owner(&self, first: Seq, primary: u8) -> Owner {
         match self.policy {
-            Primaries::Greedy => {
-                self.claimed_by(epochs.of_request(first), membership, REQUESTS, first)
-            }
+            Primaries::Greedy => self.claimed_by(BATCHES, first),
             _ => Owner::Worker(usize::from(primary)),
         }
     }
 
-    /// Whether worker `id` is primary of the frames of chunk `chunk`, with payload or without.
-    /// If [chunks are claimed](Primaries::claims_frames) this claims the chunk.
+    /// Whether worker `id` is primary of chunk `chunk` of frames. If no worker is yet, this stores
+    /// one; `has_payload` says whether the first frame that was found of the chunk has payload.
     #[inline]
     pub(crate) fn is_my_frame(
         &self,
-        epochs: &Epochs,
+        membership: &MembershipTable,
         id: usize,
         chunk: u64,
         has_payload: bool,
     ) -> bool {
-        let epoch = epochs.of_frame_chunk(chunk);
-        match self.policy {
-            policy if policy.claims_frames() => self.claim(epoch, FRAMES, chunk, id),
-            Primaries::ByKind => epoch.by_kind(chunk, kind(has_payload)) == id,
-            _ => epoch.owners().by_position(chunk) == id,
+        if self.policy.claims_frames() {
+            return self.claim(FRAMES, chunk, id);
         }
+        if self.frame_owner(chunk) == Owner::Unassigned {
+            let all = ReplicaSet::of(membership.staying());
+            let chosen = match self.policy {
+                // The membership changes at this moment.
+                _ if all.count == 0 => id,
+                Primaries::ByKind => all.by_kind(chunk, has_payload),
+                _ => all.by_position(chunk),
+            };
+            self.claim(FRAMES, chunk, chosen);
+        }
+        self.frame_owner(chunk) == Owner::Worker(id)
     }
 
-    /// The primary of a frame.
-    pub(crate) fn frame_owner(
-        &self,
-        epochs: &Epochs,
-        membership: &MembershipTable,
-        chunk: u64,
-        has_payload: bool,
-    ) -> Owner {
-        let epoch = epochs.of_frame_chunk(chunk);
-        match self.policy {
-            policy if policy.claims_frames() => self.claimed_by(epoch, membership, FRAMES, chunk),
-            Primaries::ByKind => Owner::Worker(epoch.by_kind(chunk, kind(has_payload))),
-            _ => Owner::Worker(epoch.owners().by_position(chunk)),
-        }
+    /// The primary of a chunk of frames.
+    pub(crate) fn frame_owner(&self, chunk: u64) -> Owner {
+        self.claimed_by(FRAMES, chunk)
     }
 
-    /// The row of units that counts a frame's chunk: frames of one chunk with different primaries
-    /// are in different rows.
+    /// Claims the batch or chunk for worker `id`. Returns whether it is that worker's.
     #[inline]
-    pub(crate) fn frame_row(&self, has_payload: bool) -> usize {
-        usize::from(self.policy == Primaries::ByKind && !has_payload)
-    }
-
-    /// Rows of units that frames need.
-    pub(crate) const FRAME_ROWS: usize = 2;
-
-    /// Claims the chunk for worker `id` unless another one has. Only owners of the epoch may: the
-    /// progress of no other worker would be asked for.
-    #[inline]
-    fn claim(&self, epoch: &Epoch, kind: dominoes::WorkKind, chunk: u64, id: usize) -> bool {
-        let owners = epoch.owners();
-        owners.contains(id)
-            && self
-                .greedy
-                .is_mine(Work::chunk(chunk).of(kind), id, owners.count())
-    }
-
-    fn claimed_by(
-        &self,
-        epoch: &Epoch,
-        membership: &MembershipTable,
-        kind: dominoes::WorkKind,
-        chunk: u64,
-    ) -> Owner {
-        let work = Work::chunk(chunk).of(kind);
-        let owners = epoch.owners();
-        if let Some(taker) = self.greedy.taker(work) {
-            return Owner::Worker(taker);
-        }
-        if self.greedy.is_past(work) {
-            return Owner::Done;
-        }
-        if membership.active() & owners.mask() == 0 {
-            // No owner of the epoch is active any more. The chunk is claimed for one of them: any
-            // worker may take over the work of a worker that is gone.
-            self.greedy.is_mine(work, owners.nth(0), owners.count());
-        }
-        // A worker may have claimed it between the two reads.
+    fn claim(&self, kind: WorkKind, number: u64, id: usize) -> bool {
         self.greedy
-            .taker(work)
-            .map_or(Owner::Unassigned, Owner::Worker)
+            .is_mine(Work::chunk(number).of(kind), id, MAX_REPLICAS)
     }
-}
 
-fn kind(has_payload: bool) -> dominoes::WorkKind {
-    if has_payload { PAYLOAD } else { REST }
+    fn claimed_by(&self, kind: WorkKind, number: u64) -> Owner {
+        let work = Work::chunk(number).of(kind);
+        match self.greedy.taker(work) {
+            Some(taker) => Owner::Worker(taker),
+            None if self.greedy.is_past(work) => Owner::Done,
+            // A worker may have claimed it between the two reads.
+            None => self
+                .greedy
+                .taker(work)
+                .map_or(Owner::Unassigned, Owner::Worker),
+        }
+    }
 }
 
 /// Chooses the primary of each batch that is published. Belongs to the receive pump.
@@ -209,8 +215,8 @@ pub(crate) struct PrimaryNamer {
     policy: Primaries,
     /// How many batches were published.
     batches: u64,
-    /// The epoch of the batch that was published last.
-    epoch: Epoch,
+    /// The workers that may be primary of the batch that was published last.
+    owners: ReplicaSet,
     load: ByLoad,
     balancer: Option<Balancer>,
     /// For each slot, the requests that were assigned to it.
@@ -228,7 +234,7 @@ impl PrimaryNamer {
         PrimaryNamer {
             policy: layout.primaries,
             batches: 0,
-            epoch: Epoch::first(layout.replicas),
+            owners: ReplicaSet::of(u64::MAX >> (64 - layout.replicas)),
             load: ByLoad::new(1, 1),
             balancer: balanced.then(|| Balancer::new(slots, slack)),
             given: vec![0; slots],
@@ -246,32 +252,25 @@ impl PrimaryNamer {
         parser: u8,
         has_payload: bool,
     ) -> u8 {
-        self.begin_batch(shared, first);
+        self.batches += 1;
+        let mask = shared.membership.staying();
+        // If there are none, the previous owners stay: a worker that joins then finds that they are
+        // not active.
+        if mask != self.owners.mask && mask != 0 {
+            self.change_owners(shared, mask);
+        }
         if matches!(self.policy, Primaries::ByPublisher | Primaries::Greedy)
-            && self.epoch.owners().contains(usize::from(parser))
+            && self.owners.contains(usize::from(parser))
         {
             return parser;
         }
         self.name_by_rule(shared, (first, len), has_payload) as u8
     }
 
-    /// Reads which workers may own the batch that begins, and stores that beside the log.
-    #[inline]
-    fn begin_batch(&mut self, shared: &ReplicatedShared, first: Seq) {
-        self.batches += 1;
-        let mask = shared.membership.staying();
-        // If there are none, the previous owners stay: a worker that joins then finds their work
-        // late.
-        if mask != self.epoch.owners().mask() && mask != 0 {
-            self.change_epoch(shared, mask);
-        }
-        shared.epoch_owners.set(first, self.epoch.owners().mask());
-    }
-
     #[cold]
-    fn change_epoch(&mut self, shared: &ReplicatedShared, mask: u64) {
-        let joined = mask & !self.epoch.owners().mask();
-        self.epoch = Epoch::of(mask);
+    fn change_owners(&mut self, shared: &ReplicatedShared, mask: u64) {
+        let joined = mask & !self.owners.mask;
+        self.owners = ReplicaSet::of(mask);
         if self.balancer.is_some() {
             // What other workers did in a slot's place is no backlog of the worker that has the
             // slot now.
@@ -289,22 +288,21 @@ impl PrimaryNamer {
         has_payload: bool,
     ) -> usize {
         let batch = self.batches;
-        let owners = self.epoch.owners();
         match self.policy {
-            Primaries::ByKind => self.epoch.by_kind(batch, kind(has_payload)),
+            Primaries::ByKind => self.owners.by_kind(batch, has_payload),
             Primaries::ByLoad => {
-                let by_position = owners.by_position(batch);
+                let by_position = self.owners.by_position(batch);
                 if first >= self.next_balance {
                     self.next_balance = first + BALANCE_EVERY;
                     self.balance(shared, batch + 1);
                 }
                 let primary = self.load.primary(batch, self.given.len());
-                let is_owner = self.epoch.owners().contains(primary);
+                let is_owner = self.owners.contains(primary);
                 let primary = if is_owner { primary } else { by_position };
                 self.given[primary] += len as u64;
                 primary
             }
-            _ => owners.by_position(batch),
+            _ => self.owners.by_position(batch),
         }
     }
 
@@ -320,7 +318,24 @@ impl PrimaryNamer {
             .as_mut()
             .and_then(|balancer| balancer.sample(&self.given, &done))
         {
-            self.load.change(dominoes::WorkKind(0), from, weights);
+            self.load.change(WorkKind(0), from, weights);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_goes_in_turn_to_the_slots_that_are_in_the_set() {
+        let owners = ReplicaSet::of(0b1011_0010);
+        let found: Vec<usize> = (0..6).map(|number| owners.by_position(number)).collect();
+        assert_eq!(found, [1, 4, 5, 7, 1, 4]);
+        assert!(owners.contains(7) && !owners.contains(6));
+        let kinds =
+            |set: ReplicaSet| [true, false].map(|payload| [3, 4].map(|n| set.by_kind(n, payload)));
+        assert_eq!(kinds(owners), [[4, 1], [7, 5]]);
+        assert_eq!(kinds(ReplicaSet::of(0b100)), [[2; 2]; 2]);
     }
 }

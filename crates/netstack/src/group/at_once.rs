@@ -14,7 +14,6 @@ use super::worker::{ReplicatedWorker, ready};
 use crate::group::{FaultHooks, Primaries};
 use crate::io::world::Wakes;
 use crate::log::effect::Effect;
-use crate::log::request::Request;
 
 /// How far the effects of a request are performed.
 enum Progress {
@@ -41,7 +40,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             log,
             replica,
             pending,
-            epochs,
             cursor,
             prepared_bytes,
             template,
@@ -60,17 +58,12 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         if !is_mine || shared.verdicts.get(from).is_none() {
             return 0;
         }
-        if request.digest.index == 0 {
-            let mask = shared.epoch_owners.get(from);
-            epochs.begin_batch(from, mask, &shared.layout, replica.frames().next);
-        }
         let end = from + u64::from(request.digest.left) + 1;
         let nothing = PendingEffects::default();
         let mut executor = Executor {
             id: *id,
             shared,
             pending: &nothing,
-            epochs,
             cursor,
             prepared_bytes,
             template,
@@ -106,7 +99,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
                     if posts.is_due(seq) {
                         shared.post(*id, seq, replica.post(seq / posts.every()));
                     }
-                    if !executor.perform_at_once(request, is_stored, effects, pending, frames_end) {
+                    let frames = replica.frames().next;
+                    let applied = Applied::new(request, effects.len() as u32, is_stored, frames);
+                    if !executor.perform_at_once(applied, effects, pending, frames_end) {
                         break;
                     }
                 }
@@ -121,7 +116,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
                         if posts.is_due(seq) {
                             shared.post(*id, seq, replica.post(seq / posts.every()));
                         }
-                        if !executor.perform_at_once(request, false, effects, pending, frames_end) {
+                        let frames = replica.frames().next;
+                        let applied = Applied::new(request, effects.len() as u32, false, frames);
+                        if !executor.perform_at_once(applied, effects, pending, frames_end) {
                             break;
                         }
                     }
@@ -131,7 +128,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         }
         drop(executor);
         let applied = (seq - from) as usize;
-        self.epochs.forget(self.pending.first);
         self.log.advance_to(seq);
         applied
     }
@@ -144,13 +140,11 @@ impl<T: FaultHooks> Executor<'_, T> {
     #[inline(always)]
     fn perform_at_once(
         &mut self,
-        request: &Request,
-        is_stored: bool,
+        applied: Applied,
         effects: &mut Vec<Effect>,
         pending: &mut PendingEffects,
         frames_end: u64,
     ) -> bool {
-        let applied = Applied::new(request, effects.len() as u32, is_stored);
         let progress = self.perform_effects(&applied, effects, frames_end);
         if let Progress::Done = progress {
             if pending.applied.is_empty() {

@@ -146,7 +146,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             replica: self.replica.clone(),
             log,
             pending: self.pending.clone(),
-            epochs: self.epochs.clone(),
         })
     }
 }

@@ -9,7 +9,6 @@
 
 use dominoes::{Begun, BegunBatch, UnitState};
 
-use super::epochs::Epochs;
 use super::pending::{Applied, Cursor, PendingEffects, piece};
 use crate::group::{FaultHooks, ReplicatedShared};
 use crate::io::perform;
@@ -145,7 +144,6 @@ pub(crate) struct Executor<'a, T: FaultHooks> {
     pub(crate) id: usize,
     pub(crate) shared: &'a ReplicatedShared,
     pub(crate) pending: &'a PendingEffects,
-    pub(crate) epochs: &'a Epochs,
     pub(crate) cursor: &'a mut Cursor,
     /// Payload bytes of requests that are prepared and not performed.
     pub(crate) prepared_bytes: &'a mut usize,
@@ -163,11 +161,10 @@ pub(crate) struct Executor<'a, T: FaultHooks> {
 pub(crate) struct HeldUnits<'a> {
     /// The batch of the request at the cursor. Its effects before the cursor are done.
     batch: Option<BegunBatch<'a, BatchRuns>>,
-    /// Outgoing frames of one chunk and one row.
+    /// Outgoing frames of one chunk.
     frames: Option<Begun<'a>>,
     /// The chunk of these frames.
     frame_chunk: u64,
-    frame_row: usize,
 }
 
 impl HeldUnits<'_> {
@@ -175,7 +172,6 @@ impl HeldUnits<'_> {
         batch: None,
         frames: None,
         frame_chunk: NONE,
-        frame_row: 0,
     };
 }
 
@@ -190,7 +186,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         };
         let first = seq - u64::from(applied.index);
         let assigned = &self.shared.assignment;
-        let mine = assigned.is_mine(self.epochs, self.id, first, applied.primary);
+        let mine = assigned.is_mine(self.id, first, applied.primary);
         if number == applied.effects {
             if mine && applied.left == 0 {
                 match self.claim_piece(applied, number) {
@@ -245,14 +241,14 @@ impl<T: FaultHooks> Executor<'_, T> {
                 return Err(Step::Performed);
             }
             let frame = frames.first() + u64::from(self.cursor.frame);
-            if !self.has_begun_frames(frame, has_payload) && !self.is_my_frame(frame, has_payload) {
+            if !self.has_begun_frames(frame) && !self.is_my_frame(frame, has_payload) {
                 // The other frames of its chunk are not this worker's either.
                 let next = self.shared.frame_chunk_end(frame) - frames.first();
                 self.cursor.frame = next.min(u64::from(frames.count())) as u32;
                 continue;
             }
             let mut passed = 1;
-            match self.claim_frame(frame, has_payload) {
+            match self.claim_frame(frame) {
                 Access::Do => {
                     passed = self.count_together(frames, frame, most - built);
                     self.build(frames, frame, passed);
@@ -285,8 +281,10 @@ impl<T: FaultHooks> Executor<'_, T> {
 
     fn is_my_frame(&self, frame: u64, has_payload: bool) -> bool {
         let chunk = self.shared.frame_chunk_of(frame);
-        let assigned = &self.shared.assignment;
-        assigned.is_my_frame(self.epochs, self.id, chunk, has_payload)
+        let shared = &self.shared;
+        shared
+            .assignment
+            .is_my_frame(&shared.membership, self.id, chunk, has_payload)
     }
 
     /// Whether effect `number` of the cursor's request is to be performed now; if `number` is the
@@ -343,11 +341,11 @@ impl<T: FaultHooks> Executor<'_, T> {
         }
     }
 
-    /// Whether frame `frame`, with payload or without, is to be built now.
+    /// Whether frame `frame` is to be built now.
     #[inline(always)]
-    pub(crate) fn claim_frame(&mut self, frame: u64, has_payload: bool) -> Access {
-        if !self.has_begun_frames(frame, has_payload)
-            && let Some(found) = self.begin_frames(frame, has_payload)
+    pub(crate) fn claim_frame(&mut self, frame: u64) -> Access {
+        if !self.has_begun_frames(frame)
+            && let Some(found) = self.begin_frames(frame)
         {
             return found;
         }
@@ -358,19 +356,16 @@ impl<T: FaultHooks> Executor<'_, T> {
     }
 
     #[inline(always)]
-    pub(crate) fn has_begun_frames(&self, frame: u64, has_payload: bool) -> bool {
+    pub(crate) fn has_begun_frames(&self, frame: u64) -> bool {
         self.held.frame_chunk == self.shared.frame_chunk_of(frame)
-            && self.held.frame_row == self.shared.assignment.frame_row(has_payload)
     }
 
     #[inline(never)]
-    fn begin_frames(&mut self, frame: u64, has_payload: bool) -> Option<Access> {
+    fn begin_frames(&mut self, frame: u64) -> Option<Access> {
         self.release_frames();
-        let row = self.shared.assignment.frame_row(has_payload);
-        match self.shared.frames[row].begin(frame) {
+        match self.shared.frames.begin(frame) {
             Ok(begun) => {
                 self.held.frames = Some(begun);
-                self.held.frame_row = row;
                 self.held.frame_chunk = self.shared.frame_chunk_of(frame);
                 None
             }

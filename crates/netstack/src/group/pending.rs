@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use dominoes::Seq;
 use siphasher::sip::SipHasher13;
 
+use super::ReplicatedShared;
 use crate::log::effect::{Effect, EffectSink};
 use crate::log::request::Request;
 
@@ -24,6 +25,8 @@ pub(crate) const fn piece(index: u8, effect: u32) -> u64 {
 /// A pending request: how many effects it has, and where its payload lies.
 #[derive(Clone, Copy)]
 pub(crate) struct Applied {
+    /// All frames that it and earlier requests number are below this one.
+    pub(crate) frames: u64,
     pub(crate) effects: u32,
     pub(crate) len: u32,
     pub(crate) seg_len: u32,
@@ -40,9 +43,10 @@ pub(crate) struct Applied {
 
 impl Applied {
     #[inline]
-    pub(crate) fn new(request: &Request, effects: u32, is_stored: bool) -> Self {
+    pub(crate) fn new(request: &Request, effects: u32, is_stored: bool, frames: u64) -> Self {
         let (seg_len, payload_offset) = request.layout();
         Applied {
+            frames,
             effects,
             len: request.digest.len,
             seg_len,
@@ -62,6 +66,8 @@ pub(crate) struct PendingEffects {
     pub(crate) first: Seq,
     pub(crate) applied: VecDeque<Applied>,
     pub(crate) effects: VecDeque<Effect>,
+    /// All frames below are known to be built.
+    pub(crate) built: u64,
     /// Effects of the request that is being applied.
     uncommitted: u32,
 }
@@ -94,11 +100,11 @@ impl PendingEffects {
     }
 
     /// Ends the request that was applied last: its effects are pending from now on. `is_stored`
-    /// says whether its payload is stored already.
-    pub(crate) fn commit(&mut self, request: &Request, is_stored: bool) {
+    /// says whether its payload is stored already. All frames so far are below `frames`.
+    pub(crate) fn commit(&mut self, request: &Request, is_stored: bool, frames: u64) {
         let effects = core::mem::take(&mut self.uncommitted);
         self.applied
-            .push_back(Applied::new(request, effects, is_stored));
+            .push_back(Applied::new(request, effects, is_stored, frames));
     }
 
     /// Lets `change` change the effects of the request that is being applied.
@@ -126,13 +132,19 @@ impl PendingEffects {
         self.first + self.applied.len() as u64
     }
 
-    /// Drops requests below `below`. Returns how many effects they had.
-    pub(crate) fn forget(&mut self, below: Seq) -> usize {
+    /// Drops the oldest requests, below `below`, whose batches are done and whose frames are built,
+    /// by any worker. Returns how many effects they had.
+    pub(crate) fn forget(&mut self, below: Seq, shared: &ReplicatedShared) -> usize {
         let before = self.effects.len();
         while self.first < below
-            && let Some(oldest) = self.applied.pop_front()
+            && let Some(oldest) = self.applied.front()
+            && shared
+                .published
+                .is_done(self.first - u64::from(oldest.index))
+            && shared.has_built(&mut self.built, oldest.frames)
         {
             self.effects.drain(..oldest.effects as usize);
+            self.applied.pop_front();
             self.first += 1;
         }
         before - self.effects.len()
@@ -188,12 +200,13 @@ mod tests {
                 generation: 0,
             },
             held: false,
+            frames: 0,
         };
         let all = |pending: &PendingEffects| Vec::from(pending.effects.clone());
         let mut pending = PendingEffects::from(7);
         pending.push(effect(0));
         pending.push(effect(1));
-        pending.commit(&Request::command(Instant::ZERO, 0, Body::None), false);
+        pending.commit(&Request::command(Instant::ZERO, 0, Body::None), false, 0);
         assert_eq!((pending.end(), pending.mark()), (8, 0));
 
         (2..5).for_each(|index| pending.push(effect(index)));

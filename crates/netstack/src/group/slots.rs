@@ -1,27 +1,23 @@
 //! Replica slots: how a worker joins, leaves, parks, and gets its state from another worker.
 //!
 //! [`Membership`] holds the state of every slot, and decides when a worker gives a snapshot or
-//! attests to one. A snapshot is a clone of a worker's replica, its pending effects and the epochs
-//! that it knows, with a [fork](Subscription::fork) of its subscription to the log; so all of them
-//! are at one position by construction. The joiner reads every later request, since the fork keeps
-//! them in the log, and inherits every earlier effect that may not be done.
+//! attests to one. A snapshot is a clone of a worker's replica and its pending effects, with a
+//! [fork](Subscription::fork) of its subscription to the log; so all of them are at one position by
+//! construction. The joiner reads every later request, since the fork keeps them in the log, and
+//! inherits every earlier effect that may not be done.
 //!
-//! `epochs.rs` defines which replicas own which work while the membership changes. `join_check.rs`
-//! checks a joiner's state, `divergence.rs` replaces a wrong one, and `autoscale.rs` decides when
-//! workers park and unpark.
+//! `assign.rs` decides who is primary while the membership changes. `join_check.rs` checks a
+//! joiner's state, `divergence.rs` replaces a wrong one, and `autoscale.rs` decides when workers
+//! park and unpark.
 //!
-//! Any worker may do the share of a failed worker at once. The progress of the failed worker is
-//! needed until the log has passed the epochs that contain it, and the frames of those epochs are
-//! done. [`Stack`](crate::Stack) starts another thread in the slot, unless `GroupTuning::revive` is
-//! false.
+//! Any worker may do the share of a failed worker at once. [`Stack`](crate::Stack) starts another
+//! thread in the slot, unless `GroupTuning::revive` is false.
 
-use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use dominoes::group::{Membership, WorkerState};
 use dominoes::{Seq, Spin, Subscription};
 
-use super::epochs::Epochs;
 use super::pending::PendingEffects;
 use super::worker::ReplicatedWorker;
 use crate::config::Limits;
@@ -36,7 +32,6 @@ pub(crate) struct Snapshot {
     pub(crate) replica: ReplicaState,
     pub(crate) log: Subscription<Request, Spin>,
     pub(crate) pending: PendingEffects,
-    pub(crate) epochs: Epochs,
 }
 
 impl Snapshot {
@@ -50,7 +45,6 @@ impl Snapshot {
             replica: ReplicaState::new(limits),
             log,
             pending: PendingEffects::default(),
-            epochs: Epochs::new(1),
         }
     }
 }
@@ -85,20 +79,10 @@ impl ReplicatedShared {
         self.world.wake_pump();
     }
 
-    /// Makes worker `id` active, whose pending effects begin at `first` and whose state is at
-    /// `position`. Returns the position below which its slot's share is reported as done.
-    pub(crate) fn activate(&self, id: usize, first: Seq, position: Seq) -> Seq {
-        // ORDERING: Relaxed: no other thread changes the word of this slot, and
-        // `MembershipTable::activate` publishes it.
-        let reported = match self.performed[id].load(Ordering::Relaxed) {
-            NEVER_ACTIVE => first,
-            reported => reported.max(first),
-        };
-        // ORDERING: Release, as in `ReplicatedWorker::report_progress`.
-        self.performed[id].store(reported, Ordering::Release);
+    /// Makes worker `id` active, whose state is at `position`.
+    pub(crate) fn activate(&self, id: usize, position: Seq) {
         self.membership.activate(id, position);
         self.membership.end_join(id);
-        reported
     }
 
     /// Unparks the first parked worker, unless the slot table is locked. Returns whether it did.
@@ -140,9 +124,6 @@ impl ReplicatedShared {
         }
     }
 }
-
-/// The value of `performed` for a slot that was never active.
-pub(crate) const NEVER_ACTIVE: Seq = Seq::MAX;
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Gives snapshots to workers that wait for one, and attests to snapshots that others gave.

@@ -1,9 +1,9 @@
 //! Stealing: how a worker does the late work of others.
 //!
-//! A worker retains the effects of every request until it knows that all of them are done
-//! ([`PendingEffects`]). Workers report how far they are with their shares, so usually it drops
-//! requests without looking at their effects. When the reports fall behind, it scans its pending
-//! effects, oldest first, skips what is done or begun, and takes what is late and not begun.
+//! A worker retains the effects of every request until it sees that all of them are done
+//! ([`PendingEffects`]): the word of the batch says so, and the words of the chunks of its frames.
+//! If the oldest ones stay, it scans its pending effects, oldest first, skips what is done or
+//! begun, and takes what is late and not begun.
 //!
 //! A scan keeps no state. It begins at the oldest pending request, so when it comes to a piece of
 //! work, it has seen everything before it in the same unit. If it skips a piece that is not done,
@@ -12,8 +12,8 @@
 //!
 //! Work is late when many later requests have been applied, or when it has been the oldest for
 //! long. All due work of a worker is late if some of it was found late before and the worker has
-//! reported no progress since. Late does not mean failed: a worker that unwound or ended is
-//! recorded as such, and any worker may take its share at once.
+//! counted no progress since. Late does not mean failed: a worker that unwound or ended is not
+//! active, and any worker may take its share once a part of that is the oldest pending work.
 //!
 //! # Where a thread may stop
 //!
@@ -22,29 +22,22 @@
 //!
 //! - Between two steps: they take the work that it has not begun, once `GroupTuning::steal_after`
 //!   later positions were applied or it was the first of all pending work for
-//!   `GroupTuning::patience`; from then on at once, until it reports progress.
+//!   `GroupTuning::patience`; from then on at once, until it counts progress.
 //! - In the middle of an effect or a frame: they wait for the rest of that batch, or of that chunk
 //!   of `GroupTuning::frame_chunk` frames, and take its other work.
 //! - In a pump: they do other work; input or output waits for its time slice.
-//! - Anywhere, and it unwound or ended: they take its share at once. Its guards release what it
-//!   held.
+//! - Anywhere, and it unwound or ended: they take its share. Its guards release what it held.
 //!
 //! A stopped replica falls behind, and no publisher can reuse the slots of the log that it has
 //! not applied. So a log of N requests outlasts a stall of N divided by the requests per second.
 //! The transmit pump sends later frames of other connections past a hole ([`tx`](crate::io::tx)).
 //!
-//! The cursor of a worker must not pass a unit that a thief has begun and not done. If it passed
-//! that unit and remembered only the first such one, it would report later ones as done as soon as
-//! the first is, although their thief may have lost its core: then no worker would ever do that
-//! work.
+//! The cursor of a worker does not pass a piece that a thief has begun and not done: if the thief
+//! unwinds, the worker does the rest of its own share.
 
-use core::sync::atomic::Ordering;
-
-use dominoes::group::replicas;
 use dominoes::{Seq, UnitState};
 
-use super::assign::{Owner, WorkAssignment};
-use super::epochs::Epochs;
+use super::assign::Owner;
 use super::execute::{Access, Executor, NumberedFrames};
 use super::pending::{Applied, PendingEffects, piece};
 use crate::group::{FaultHooks, Layout, ReplicatedShared};
@@ -56,9 +49,8 @@ pub(crate) const STEAL_BATCH: usize = 64;
 
 /// Which workers are late, as far as a worker knows.
 pub(crate) struct Stragglers {
-    /// For each worker, the position that it had reported when it was found late. It counts as late
-    /// until it reports another one.
-    late_at: Box<[Option<Seq>]>,
+    /// For each worker, its progress when it was found late. It counts as late until it counts more.
+    late_at: Box<[Option<u64>]>,
     /// Whether one of them may still be late.
     pub(crate) any: bool,
     /// Another worker has begun the work at this worker's cursor.
@@ -98,12 +90,7 @@ impl Stragglers {
     }
 
     /// Checks which workers are late. Returns whether there may be work to steal.
-    pub(crate) fn check(
-        &mut self,
-        shared: &ReplicatedShared,
-        pending: &PendingEffects,
-        epochs: &Epochs,
-    ) -> bool {
+    pub(crate) fn check(&mut self, shared: &ReplicatedShared, pending: &PendingEffects) -> bool {
         self.next_check = self.now + shared.layout.tuning.patience;
         if pending.applied.is_empty() {
             (self.oldest, self.overdue, self.any) = (None, false, false);
@@ -118,16 +105,17 @@ impl Stragglers {
                 self.overdue = false;
             }
         }
-        self.any = replicas(epochs.owners()).any(|id| self.is_straggler(shared, id));
+        let mut late = self.late_at.iter().enumerate();
+        self.any = late.any(|(id, at)| at.is_some_and(|at| at == shared.progress(id)))
+            || shared.has_inactive_owner(pending);
         self.any
             || self.blocked
             || self.is_late(shared, pending, &pending.applied[0], pending.first)
     }
 
     fn is_straggler(&self, shared: &ReplicatedShared, owner: usize) -> bool {
-        // ORDERING: Relaxed: whether the work is done is read elsewhere.
-        let reported = shared.performed[owner].load(Ordering::Relaxed);
-        self.late_at[owner] == Some(reported) || !shared.membership.is_active(owner)
+        !shared.membership.is_active(owner)
+            || self.late_at[owner].is_some_and(|at| at == shared.progress(owner))
     }
 
     /// Whether the remaining work of the request at `seq` is late.
@@ -158,9 +146,7 @@ impl Stragglers {
         let applied = &pending.applied[(seq - pending.first) as usize];
         let late = self.is_late(shared, pending, applied, seq);
         if late {
-            // ORDERING: Relaxed, as in `is_straggler`.
-            let reported = shared.performed[owner].load(Ordering::Relaxed);
-            self.late_at[owner] = Some(reported);
+            self.late_at[owner] = Some(shared.progress(owner));
             self.any = true;
         }
         late
@@ -172,29 +158,39 @@ impl Stragglers {
 struct Skipped {
     /// Whether what is left of the current batch is skipped.
     batch: bool,
-    /// For each row, the scan skips frames below this one.
-    frames_below: [u64; WorkAssignment::FRAME_ROWS],
-    /// The scan has skipped something that is not done.
-    any: bool,
+    /// The scan skips frames below this one.
+    frames_below: u64,
 }
 
-/// The outcome of a scan.
-pub(crate) struct Scan {
-    /// Effects performed and frames built.
-    pub(crate) done: usize,
-    /// All requests below this position are done.
-    pub(crate) all_done: Seq,
+impl ReplicatedShared {
+    /// A number that grows when worker `id` makes progress with its share.
+    fn progress(&self, id: usize) -> u64 {
+        let posted = self.slot_stats[id].load();
+        posted.requests + posted.frames
+    }
+
+    /// Whether the worker that should do the oldest pending work that is not done is not active.
+    fn has_inactive_owner(&self, pending: &PendingEffects) -> bool {
+        let Some(oldest) = pending.applied.front() else {
+            return false;
+        };
+        let first = pending.first - u64::from(oldest.index);
+        let owner = match self.published.is_done(first) {
+            true => self
+                .assignment
+                .frame_owner(self.frame_chunk_of(pending.built)),
+            false => self.assignment.owner(first, oldest.primary),
+        };
+        matches!(owner, Owner::Worker(id) if !self.membership.is_active(id))
+    }
 }
 
 impl<T: FaultHooks> Executor<'_, T> {
     /// Scans the pending effects below `limit`, and takes at most `most` pieces. The cursor must be
-    /// at the oldest request.
-    pub(crate) fn scan(&mut self, stragglers: &mut Stragglers, limit: Seq, most: usize) -> Scan {
+    /// at the oldest request. Returns how many effects it performed and frames it built.
+    pub(crate) fn scan(&mut self, stragglers: &mut Stragglers, limit: Seq, most: usize) -> usize {
         let pending = self.pending;
-        let mut scan = Scan {
-            done: 0,
-            all_done: pending.first,
-        };
+        let mut done = 0;
         let mut skipped = Skipped::default();
         while self.cursor.seq < limit
             && let Some(applied) = pending
@@ -204,50 +200,41 @@ impl<T: FaultHooks> Executor<'_, T> {
             let number = self.cursor.number;
             if number == applied.effects {
                 if applied.left == 0 {
-                    match self.steal_piece(stragglers, &mut skipped, applied, number) {
-                        Access::Do => self.finish_batch(),
-                        Access::Pass => {}
-                        Access::Stop => skipped.any = true,
+                    if self.steal_piece(stragglers, &mut skipped, applied, number) == Access::Do {
+                        self.finish_batch();
                     }
                     skipped.batch = false;
                 }
                 self.cursor.next_request();
-                if !skipped.any {
-                    scan.all_done = self.cursor.seq;
-                }
                 continue;
             }
-            if scan.done == most {
+            if done == most {
                 break;
             }
             match &pending.effects[self.cursor.effect] {
                 Effect::Transmit(transmit) => {
-                    scan.done +=
-                        self.steal_frames(stragglers, &mut skipped, transmit, most - scan.done);
+                    done += self.steal_frames(stragglers, &mut skipped, transmit, most - done);
                     if self.cursor.frame < transmit.count {
                         break;
                     }
                 }
                 Effect::Send(send) => {
-                    scan.done +=
-                        self.steal_frames(stragglers, &mut skipped, send, most - scan.done);
+                    done += self.steal_frames(stragglers, &mut skipped, send, most - done);
                     if self.cursor.frame < send.count {
                         break;
                     }
                 }
-                effect => match self.steal_piece(stragglers, &mut skipped, applied, number) {
-                    Access::Do => {
+                effect => {
+                    if self.steal_piece(stragglers, &mut skipped, applied, number) == Access::Do {
                         self.execute(applied, effect);
-                        scan.done += 1;
+                        done += 1;
                         self.stats.stolen += u64::from(!self.is_own(applied));
                     }
-                    Access::Pass => {}
-                    Access::Stop => skipped.any = true,
-                },
+                }
             }
             self.cursor.next_effect();
         }
-        scan
+        done
     }
 
     /// As [`claim_piece`](Self::claim_piece), for a batch that is perhaps another worker's.
@@ -312,10 +299,8 @@ impl<T: FaultHooks> Executor<'_, T> {
     }
 
     fn owner(&self, applied: &Applied) -> Owner {
-        let (shared, first) = (self.shared, self.cursor.seq - u64::from(applied.index));
-        shared
-            .assignment
-            .owner(self.epochs, &shared.membership, first, applied.primary)
+        let first = self.cursor.seq - u64::from(applied.index);
+        self.shared.assignment.owner(first, applied.primary)
     }
 
     /// Builds the cursor's frame if that is due now, and moves the cursor past the frame, or
@@ -330,14 +315,9 @@ impl<T: FaultHooks> Executor<'_, T> {
         let frame = frames.first() + u64::from(self.cursor.frame);
         let chunk = shared.frame_chunk_of(frame);
         let chunk_end = shared.frame_chunk_end(frame);
-        let has_payload = frames.has_payload();
-        let row = shared.assignment.frame_row(has_payload);
-        let owner =
-            shared
-                .assignment
-                .frame_owner(self.epochs, &shared.membership, chunk, has_payload);
+        let owner = shared.assignment.frame_owner(chunk);
         let (mut built, mut behind) = (0, 1);
-        match self.frame_access(stragglers, skipped, owner, frame, has_payload) {
+        match self.frame_access(stragglers, skipped, owner, frame) {
             Access::Do => {
                 self.build(frames, frame, 1);
                 self.stats.stolen += u64::from(owner != Owner::Worker(self.id));
@@ -345,8 +325,7 @@ impl<T: FaultHooks> Executor<'_, T> {
             }
             Access::Pass => {}
             Access::Stop => {
-                skipped.any = true;
-                skipped.frames_below[row] = chunk_end;
+                skipped.frames_below = chunk_end;
                 behind = chunk_end - frame;
             }
         }
@@ -362,7 +341,6 @@ impl<T: FaultHooks> Executor<'_, T> {
         skipped: &Skipped,
         owner: Owner,
         frame: u64,
-        has_payload: bool,
     ) -> Access {
         let shared = self.shared;
         let seq = self.cursor.seq;
@@ -371,24 +349,20 @@ impl<T: FaultHooks> Executor<'_, T> {
             Owner::Done => return Access::Pass,
             Owner::Unassigned => return Access::Stop,
         };
-        let row = shared.assignment.frame_row(has_payload);
-        if shared.has_reported(owner, seq) {
-            return Access::Pass;
-        }
-        if frame < skipped.frames_below[row] {
+        if frame < skipped.frames_below {
             return Access::Stop;
         }
-        if self.has_begun_frames(frame, has_payload) {
-            return self.claim_frame(frame, has_payload);
+        if self.has_begun_frames(frame) {
+            return self.claim_frame(frame);
         }
-        match shared.frames[row].state(frame) {
+        match shared.frames.state(frame) {
             UnitState::Done => Access::Pass,
             UnitState::Begun => Access::Stop,
             UnitState::Free if !stragglers.may_steal(shared, self.pending, self.id, owner, seq) => {
                 Access::Stop
             }
             UnitState::Free if T::ACTIVE && self.hooks.steals_unclaimed(seq) => Access::Do,
-            UnitState::Free => self.claim_frame(frame, has_payload),
+            UnitState::Free => self.claim_frame(frame),
         }
     }
 }

@@ -28,13 +28,12 @@ use std::sync::Arc;
 use dominoes::group::WorkerState;
 use dominoes::{ReadBatch, Seq, Spin, Subscription};
 
-use super::batches::{Intake, Publishing};
-use super::epochs::Epochs;
 use super::execute::{Executor, HeldUnits, Step};
+use super::intake::{Intake, Publishing};
 use super::pending::{Cursor, PendingEffects};
 use super::slots::Snapshot;
 use super::solo::LogMode;
-use super::steal::{STEAL_BATCH, Scan, Stragglers};
+use super::steal::{STEAL_BATCH, Stragglers};
 use crate::group::{FaultHooks, ReplicatedShared, STORED};
 use crate::io::direct::DirectLog;
 use crate::io::perform::Template;
@@ -62,9 +61,6 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     pub(crate) pending: PendingEffects,
     /// Effects of a request that it performs at once; empty between two requests.
     pub(super) effects: Vec<Effect>,
-    /// Which replicas own which stretch of the log and of the frame numbers: only an owner may be
-    /// the primary of work in it.
-    pub(crate) epochs: Epochs,
     /// Its membership: active, joining, parked, ...
     pub(crate) state: WorkerState,
     /// With [`Layout::confirm`](crate::group::Layout): each fingerprint that it posted, up to this
@@ -83,9 +79,8 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     pub(super) prepared_bytes: usize,
     /// How far its own share is performed.
     pub(crate) cursor: Cursor,
-    /// What `shared.performed[id]` is: up to which position the workers of this replica slot, one
-    /// after the other, have performed their shares. It may be from an earlier worker.
-    reported: Seq,
+    /// Where the cursor was when it posted its counters.
+    posted_at: Seq,
     pub(crate) stragglers: Stragglers,
     send_watch: SendWatch,
     /// Turns in a row without work.
@@ -126,11 +121,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             replica,
             log,
             pending,
-            epochs,
         } = snapshot;
-        // ORDERING: Relaxed: an earlier worker of this slot ran on this thread, or ended before in
-        // a way that synchronizes with the thread that makes this one.
-        let reported = shared.performed[id].load(Ordering::Relaxed);
         ReplicatedWorker {
             id,
             stragglers: Stragglers::new(shared.layout.slot_count()),
@@ -144,10 +135,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             replica,
             pending,
             effects: Vec::new(),
-            epochs,
             state: WorkerState::Active,
             prepared_bytes: 0,
-            reported,
+            posted_at: 0,
             send_watch: SendWatch::default(),
             idle: 0,
             was_busy: false,
@@ -375,7 +365,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         match self.log.get(seq) {
             Some(request) if self.replica.position() == seq + 1 && !self.in_hooks => {
                 self.replica.recover(panic, request, &mut self.pending);
-                self.pending.commit(request, false);
+                let frames = self.replica.frames().next;
+                self.pending.commit(request, false, frames);
                 self.post_if_due(seq + 1);
             }
             _ => resume_unwind(panic),
@@ -412,12 +403,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         else {
             return false;
         };
-        if request.digest.index == 0 {
-            let mask = self.shared.epoch_owners.get(seq);
-            let frame = self.replica.frames().next;
-            self.epochs
-                .begin_batch(seq, mask, &self.shared.layout, frame);
-        }
         self.replica
             .apply_in_batch(request, verdict, &mut self.pending);
         if T::ACTIVE {
@@ -427,7 +412,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
                 .change_uncommitted(|effects| self.hooks.change_effects(seq, effects));
             self.in_hooks = false;
         }
-        self.pending.commit(request, is_stored);
+        let frames = self.replica.frames().next;
+        self.pending.commit(request, is_stored, frames);
         self.post_if_due(seq + 1);
         true
     }
@@ -494,7 +480,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         };
         drop(executor);
         self.stragglers.blocked = last == Step::Blocked;
-        self.report_progress();
+        self.post_stats();
         (done, last)
     }
 
@@ -518,7 +504,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         };
         drop(executor);
         self.stragglers.blocked = last == Step::Blocked;
-        self.report_progress();
+        self.post_stats();
         last == Step::Performed || self.steal_now(1) > 0
     }
 
@@ -527,7 +513,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             id: self.id,
             shared: &self.shared,
             pending: &self.pending,
-            epochs: &self.epochs,
             cursor: &mut self.cursor,
             prepared_bytes: &mut self.prepared_bytes,
             template: &mut self.template,
@@ -539,19 +524,11 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         }
     }
 
-    /// Stores in `performed` how far this worker has done its own share.
-    fn report_progress(&mut self) {
-        // `reported` may be ahead of the cursor: an earlier worker of this slot stored it.
-        if self.reported < self.cursor.seq {
-            self.reported = self.cursor.seq;
-            // ORDERING: Release, pairs with the Acquire in `ReplicatedShared::performed_by` and
-            // `ReplicatedShared::has_reported`.
-            self.shared.performed[self.id].store(self.reported, Ordering::Release);
+    /// Posts its counters if its cursor has moved.
+    fn post_stats(&mut self) {
+        if self.posted_at != self.cursor.seq {
+            self.posted_at = self.cursor.seq;
             self.shared.slot_stats[self.id].post(&self.stats);
-            // A worker without pending effects looks for no stragglers, so it reports here.
-            if self.pending.applied.is_empty() && self.shared.membership.misses_a_replica() {
-                self.report_all_done();
-            }
         }
     }
 
@@ -568,47 +545,24 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
 
     #[inline(never)]
     fn steal_now(&mut self, most: usize) -> usize {
-        self.forget(self.shared.performed_by(self.epochs.owners()));
-        if !self
-            .stragglers
-            .check(&self.shared, &self.pending, &self.epochs)
-        {
-            // Nothing can be stolen. The pump reuses slots of the log when all replica slots have
-            // reported, and one without a replica never does. So this worker reports up to where
-            // all effects are done, and the pump takes that instead.
-            let grew = self.shared.membership.misses_a_replica() && self.report_all_done();
-            return usize::from(grew);
+        self.forget();
+        if !self.stragglers.check(&self.shared, &self.pending) {
+            return 0;
         }
-        let scan = self.scan(most);
-        self.forget(scan.all_done);
-        let grew = self.report_all_done();
+        let stolen = self.scan(most);
+        self.forget();
         self.shared.slot_stats[self.id].post(&self.stats);
-        scan.done.max(usize::from(grew))
-    }
-
-    /// Stores `pending.first` in `all_done`: the effects of all requests before it are known to be
-    /// done, by any worker. Returns whether the value grew; the receive pump may wait for that,
-    /// to reuse slots of the log.
-    fn report_all_done(&self) -> bool {
-        // ORDERING: Relaxed: no other thread changes the word of this replica slot.
-        let before = self.shared.all_done[self.id].load(Ordering::Relaxed);
-        if before >= self.pending.first {
-            return false;
-        }
-        // ORDERING: Release, pairs with the Acquire in `GroupLog::performed`.
-        self.shared.all_done[self.id].store(self.pending.first, Ordering::Release);
-        true
+        stolen
     }
 
     #[cold]
-    fn scan(&mut self, most: usize) -> Scan {
+    fn scan(&mut self, most: usize) -> usize {
         let limit = self.perform_limit();
         let mut cursor = Cursor::at_first(&self.pending);
         let mut executor = Executor {
             id: self.id,
             shared: &self.shared,
             pending: &self.pending,
-            epochs: &self.epochs,
             cursor: &mut cursor,
             prepared_bytes: &mut self.prepared_bytes,
             template: &mut self.template,
@@ -621,11 +575,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         executor.scan(&mut self.stragglers, limit, most)
     }
 
-    /// Drops pending effects of requests before `below` and before the cursor. The caller knows
-    /// that they are done.
-    fn forget(&mut self, below: Seq) {
-        self.cursor.effect -= self.pending.forget(below.min(self.cursor.seq));
-        self.epochs.forget(self.pending.first);
+    /// Drops pending effects before the cursor that are done.
+    fn forget(&mut self) {
+        self.cursor.effect -= self.pending.forget(self.cursor.seq, &self.shared);
     }
 
     /// Takes the transmit pump for one turn. `None` if another worker has it.
@@ -668,7 +620,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Drops effects that are known to be done. Returns whether some applied requests are not yet
     /// known to be done; if so, this worker must not sleep without a deadline.
     pub(crate) fn has_pending_effects(&mut self) -> bool {
-        self.forget(self.shared.performed_by(self.epochs.owners()));
+        self.forget();
         !self.pending.applied.is_empty()
     }
 }
@@ -700,7 +652,6 @@ pub(super) fn ready<'a, T: FaultHooks>(
 
 impl<T: FaultHooks> core::fmt::Debug for ReplicatedWorker<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let shared = &self.shared;
         f.debug_struct("ReplicatedWorker")
             .field("id", &self.id)
             .field("state", &self.state)
@@ -708,13 +659,9 @@ impl<T: FaultHooks> core::fmt::Debug for ReplicatedWorker<T> {
             .field("applied", &self.replica.position())
             .field("performed", &self.cursor.seq)
             .field("pending_from", &self.pending.first)
-            .field("reported", &self.reported)
             .field("frames", &self.replica.frames().next)
             .field("room", &self.replica.frames().room())
             .field("deadline", &self.replica.next_deadline())
-            .field("epochs", &self.epochs)
-            .field("all_reported", &shared.performed)
-            .field("all_done", &shared.all_done)
             .finish_non_exhaustive()
     }
 }

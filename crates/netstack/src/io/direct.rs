@@ -92,7 +92,7 @@ impl Log for DirectLog {
         self.position + u64::from(!self.entries.is_empty())
     }
 
-    fn performed(&self) -> u64 {
+    fn performed(&mut self) -> u64 {
         self.position + u64::from(self.entries.is_empty())
     }
 }

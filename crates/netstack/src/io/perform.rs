@@ -86,6 +86,7 @@ pub(crate) fn deliver(
             stats.diverged += 1;
             return;
         }
+        stats.copied_bytes += u64::from(deliver.len);
     }
     stats.delivered_bytes += u64::from(deliver.len);
     let stored_end = deliver.stream_offset + u64::from(deliver.len);
@@ -189,7 +190,7 @@ pub(crate) fn notify(world: &World, effect: &Effect, stats: &mut EffectStats) {
         }
         Effect::Hint { conn, flow, open } => world.hints.push(HintUpdate { conn, flow, open }),
         Effect::PathMtu { remote, mtu } => world.tell_path(remote, mtu),
-        Effect::Retire { conn, held } => {
+        Effect::Retire { conn, held, frames } => {
             if let Some(stream) = world.streams.get(conn) {
                 if !held {
                     stream.request(AppRequest {
@@ -199,7 +200,7 @@ pub(crate) fn notify(world: &World, effect: &Effect, stats: &mut EffectStats) {
                 }
                 stream.retired();
             }
-            world.retired.push(conn);
+            world.retired.push((conn, frames));
             world.wake_pump();
         }
     }

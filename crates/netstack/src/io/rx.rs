@@ -70,8 +70,8 @@ pub(crate) trait Log {
     fn reclaim(&mut self, each: &mut dyn FnMut(Run));
     /// How many requests have been published.
     fn published(&self) -> u64;
-    /// The position below which all effects have been performed.
-    fn performed(&self) -> u64;
+    /// The position below which all effects are performed that number no frames.
+    fn performed(&mut self) -> u64;
 }
 
 /// The batches that a receive pump publishes to a log `L`.

@@ -278,26 +278,6 @@ impl TxRing {
         self.sent.load(Ordering::Acquire)
     }
 
-    /// A limit of the frame numbers that were claimed so far: every claimed frame is below it or
-    /// sent.
-    pub(crate) fn claimed(&self) -> u64 {
-        // A word holds the low 32 bits of a lap near this one.
-        let lap = self.lap(self.sent());
-        let claimed = |(index, chunk): (usize, &CachePadded<Chunk>)| {
-            // ORDERING: Acquire, as in `Transmitter::ready_in`, though nothing is read.
-            let word = chunk.taken.load(Ordering::Acquire);
-            let behind = (word >> 32) as u32;
-            let lap = lap.wrapping_add_signed(i64::from(behind.wrapping_sub(lap as u32) as i32));
-            let first = (lap << self.slot_shift) + ((index as u64) << self.chunk_shift);
-            match word as u32 {
-                0 => 0,
-                frames => first + u64::from(u32::BITS - frames.leading_zeros()),
-            }
-        };
-        let chunks = self.chunks.iter().enumerate();
-        chunks.map(claimed).max().unwrap_or(0)
-    }
-
     /// Prefetches the first `len` bytes of a slot that the caller will write soon.
     #[inline(always)]
     pub(crate) fn fetch(&self, frame: u64, len: usize) {

@@ -395,8 +395,9 @@ pub(crate) struct World {
     pub(crate) mailbox: Arc<Mailbox>,
     /// The primaries' reports of connections that begin and end; drained by the pump.
     pub(crate) hints: SegQueue<HintUpdate>,
-    /// Closed connections that may have unfinished work; drained by the pump.
-    pub(crate) retired: SegQueue<ConnId>,
+    /// Closed connections that may have unfinished work, and a number above those of their frames;
+    /// drained by the pump.
+    pub(crate) retired: SegQueue<(ConnId, u64)>,
     /// Used frames of workers that sleep; the next worker that claims frames drains it.
     pub(crate) returned: SegQueue<Frame>,
     /// Whole frames outside the log: ARP and echo replies.

@@ -125,6 +125,8 @@ pub enum Effect {
         conn: ConnId,
         /// Whether an application ever got the connection; if not, no socket has to end first.
         held: bool,
+        /// All frames of the connection have lower numbers.
+        frames: u64,
     },
     /// Copy received datagrams into a socket's queue. Exactly one of these effects names each
     /// byte of a queue.

@@ -19,7 +19,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             replica,
             log,
             pending,
-            epochs,
         } = snapshot;
         self.stragglers = Stragglers::new(self.shared.layout.slot_count());
         self.stragglers.now = now;
@@ -27,7 +26,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.unposted.clear();
         self.prepared_bytes = 0;
         self.send_watch = SendWatch::default();
-        (self.replica, self.log, self.pending, self.epochs) = (replica, log, pending, epochs);
+        (self.replica, self.log, self.pending) = (replica, log, pending);
         self.state = WorkerState::JoinCheck;
     }
 
@@ -48,9 +47,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
 
     /// Becomes active, from its replica's position in the log on.
     pub(crate) fn activate(&mut self) {
-        self.reported = self
-            .shared
-            .activate(self.id, self.pending.first, self.replica.position());
+        self.shared.activate(self.id, self.replica.position());
         self.prepared = self.replica.position();
         self.confirmed = self.replica.position();
         self.cursor = Cursor::at_first(&self.pending);

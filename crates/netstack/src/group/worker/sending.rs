@@ -38,13 +38,12 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     }
 
     /// The frame number below which this worker may send, from `frame` on: the end of the chunk, or
-    /// no limit if the epoch of the chunk has one owner.
+    /// no limit if no other worker is active.
     #[inline]
     fn own_frames_end(&self, frame: u64) -> u64 {
-        let chunk = self.shared.frame_chunk_of(frame);
-        match self.epochs.of_frame_chunk(chunk).owners().count() {
-            1 => u64::MAX,
-            _ => self.shared.frame_chunk_end(frame),
+        match self.shared.membership.is_only_active(self.id) {
+            true => u64::MAX,
+            false => self.shared.frame_chunk_end(frame),
         }
     }
 
@@ -53,20 +52,13 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     #[inline]
     fn is_likely_sender(&self, frame: u64) -> bool {
         let shared = &self.shared;
-        match shared.layout.primaries {
-            // Asking for the owner could claim the chunk.
-            policy if policy.claims_frames() => true,
-            _ => {
-                let chunk = shared.frame_chunk_of(frame);
-                let membership = &shared.membership;
-                match shared
-                    .assignment
-                    .frame_owner(&self.epochs, membership, chunk, true)
-                {
-                    Owner::Worker(owner) => owner == self.id || !membership.is_active(owner),
-                    _ => true,
-                }
-            }
+        if shared.layout.primaries.claims_frames() {
+            return true;
+        }
+        let chunk = shared.frame_chunk_of(frame);
+        match shared.assignment.frame_owner(chunk) {
+            Owner::Worker(owner) => owner == self.id || !shared.membership.is_active(owner),
+            _ => true,
         }
     }
 

@@ -37,11 +37,9 @@ pub(super) struct Connections {
     pub(super) paths: Paths,
     /// Connections of addresses that we lost, whose end must be published.
     pub(super) lost: BTreeSet<ConnId>,
-    /// Closed connections, and the position up to which effects must be performed before
-    /// `closing[0]` can be freed.
-    pub(super) closing: VecDeque<(u64, ConnId)>,
-    /// Frames to send before `closing[0]` can be freed, once known.
-    numbered: Option<u64>,
+    /// Closed connections. Each can be freed when the effects up to a position are performed, and
+    /// the frames below a number are sent.
+    pub(super) closing: VecDeque<(u64, u64, ConnId)>,
     /// Closed connections whose socket still exists.
     pub(super) lingering: HashSet<ConnId>,
     /// Whether the next notification comes from the mailbox's `overflow`, if that has any.
@@ -71,25 +69,22 @@ impl RxPump {
     /// Frees the places of closed connections whose work is done and whose sockets are gone.
     pub(super) fn reap(&mut self, now: Instant, log: &mut impl Log) -> usize {
         while !self.world.retired.is_empty()
-            && let Some(conn) = self.world.retired.pop()
+            && let Some((conn, frames)) = self.world.retired.pop()
         {
-            self.connections.closing.push_back((log.published(), conn));
+            // A replica that is wrong may name any frame. No number is beyond the credit.
+            let credit = self.world.tx.sent() + u64::from(self.world.limits.tx_slots);
+            let closing = (log.published(), frames.min(credit), conn);
+            self.connections.closing.push_back(closing);
         }
         let (mut done, mut discarded) = (0, 0);
-        while let Some(&(position, conn)) = self.connections.closing.front() {
+        while let Some(&(position, frames, conn)) = self.connections.closing.front() {
             if position > log.performed() || log.room() == 0 || discarded == LOOKS {
                 break;
             }
-            // All frames of the connection are built by now. Some may still wait for the device,
-            // with payload in its send ring.
-            let numbered = self
-                .connections
-                .numbered
-                .get_or_insert_with(|| self.world.tx.claimed());
-            if self.world.tx.sent() < *numbered {
+            // Frames that wait for the device may have payload in the connection's send ring.
+            if self.world.tx.sent() < frames {
                 break;
             }
-            self.connections.numbered = None;
             self.connections.closing.pop_front();
             if let Some(stream) = self.world.streams.get(conn) {
                 stream.all_sent();

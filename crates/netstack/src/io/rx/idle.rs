@@ -211,7 +211,7 @@ impl RxPump {
     /// Takes up to [`LOOKS`] due looks. Returns 1 if more are due, 0 otherwise; looks do not count
     /// as work.
     #[cold]
-    pub(super) fn look_at_idle(&mut self, now: Instant, log: &impl Log) -> usize {
+    pub(super) fn look_at_idle(&mut self, now: Instant, log: &mut impl Log) -> usize {
         for _ in 0..LOOKS {
             let Some(look) = self.connections.idle.next(now) else {
                 return 0;
@@ -222,7 +222,7 @@ impl RxPump {
     }
 
     #[cold]
-    fn look_at(&mut self, now: Instant, look: Look, log: &impl Log) {
+    fn look_at(&mut self, now: Instant, look: Look, log: &mut impl Log) {
         let flow = look.flow;
         let hint = self.connections.hints.get_mut(&flow);
         let Some(hint) = hint.filter(|hint| hint.look == look.number) else {

@@ -192,7 +192,8 @@ pub(super) struct Intake<'a, K: LockKind> {
 impl<K: LockKind> Log for Intake<'_, K> {
     /// Admits no request that is a window or more ahead of the oldest request still in a batch.
     fn room(&mut self) -> usize {
-        let carried = (*self.next - self.performed()) as usize;
+        let performed = self.performed();
+        let carried = (*self.next - performed) as usize;
         let layout = &self.shared.layout;
         let room = layout.window.saturating_sub(carried);
         // The pump keeps `RESERVED + 2` of the room free for other requests.
@@ -244,7 +245,7 @@ impl<K: LockKind> Log for Intake<'_, K> {
         *self.next
     }
 
-    fn performed(&self) -> u64 {
+    fn performed(&mut self) -> u64 {
         let carried = self.shared.oldest_carried.iter().map(|word| {
             // ORDERING: Acquire, pairs with the Release in `LockedWorker::finish`: the batch is
             // performed.

@@ -715,7 +715,7 @@ impl Log for Intake<'_> {
         *self.published
     }
 
-    fn performed(&self) -> u64 {
+    fn performed(&mut self) -> u64 {
         self.performed
     }
 }

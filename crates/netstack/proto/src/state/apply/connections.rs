@@ -208,7 +208,8 @@ impl ReplicaState {
             flow,
             open: false,
         });
-        out.push(Effect::Retire { conn, held });
+        let frames = self.frames.next;
+        out.push(Effect::Retire { conn, held, frames });
     }
 
     pub(super) fn open(

@@ -295,11 +295,13 @@ fn a_place_is_used_again_only_when_it_was_freed() {
     let mut fixture = Fixture::listening(4);
     let (conn, ours) = fixture.open(4000, 100);
     fixture.segment(4000, 101, ours, Flags::RST);
-    assert!(
-        fixture
-            .effects
-            .contains(&Effect::Retire { conn, held: true })
-    );
+    // Its only frame is the SYN-ACK.
+    let retire = Effect::Retire {
+        conn,
+        held: true,
+        frames: 1,
+    };
+    assert!(fixture.effects.contains(&retire));
     let (other, _) = fixture.open(4001, 100);
     assert_ne!(other.index, conn.index);
     fixture.command(Body::Free { conn });
