@@ -36,8 +36,8 @@ const PARTS: [Part; 9] = [
     },
     part("crates/bench", 29_000, 21_000),
     part("crates/testkit", 3_500, 3_000),
-    part("tests", 20_500, 11_500),
-    part("examples", 6_900, 5_000),
+    part("tests", 21_200, 11_500),
+    part("examples", 7_400, 5_000),
     part("fuzz", 4_700, 3_500),
 ];
 

@@ -39,6 +39,8 @@
 //!
 //! - `signals` ends the servers by SIGTERM and SIGINT while connections are open over a TAP.
 //!
+//! - `tunnel`: the example of that name between two namespaces, with `curl`, `iperf3` and `wrk`.
+//!
 //! - `top` starts the live view without a terminal, and needs no privileges.
 //!
 //! Tests that cannot run are shown as ignored, with the reason and a command that helps;
@@ -78,6 +80,8 @@ mod signals;
 mod tls;
 #[path = "host/transfers.rs"]
 mod transfers;
+#[path = "host/tunnel.rs"]
+mod tunnel;
 
 use std::error::Error;
 use std::process::{Command, ExitCode, Stdio};
@@ -96,12 +100,13 @@ pub(crate) const LARGE: usize = 200_000_000;
 /// What this program does when a test starts it again, selected by its first argument.
 type Peer = fn(&[String]) -> Result<(), Box<dyn Error + Send + Sync>>;
 
-const PEERS: [(&str, Peer); 5] = [
+const PEERS: [(&str, Peer); 6] = [
     (datagrams::PEER, datagrams::peer),
     (libraries::PEER, libraries::peer),
     (signals::PEER, |words| Ok(signals::peer(words)?)),
     (floods::PEER, floods::peer),
     (transfers::PEER, transfers::peer),
+    (tunnel::PEER, tunnel::peer),
 ];
 
 fn main() -> ExitCode {
@@ -272,6 +277,21 @@ fn main() -> ExitCode {
                 test(&routed, figure).map_err(|failed| routed.explain(&failed))
             });
         }
+    }
+    for (name, arguments, test) in tunnel::TESTS {
+        let missing = needs
+            .missing_for_clients()
+            .or_else(|| needs.missing_for_services(Device::Tun));
+        trials.add(format!("tunnel::{name}"), missing, move |figure| {
+            let mut tunnelled = tunnel::Tunnelled::new(arguments)?;
+            test(&mut tunnelled, figure).map_err(|failed| tunnelled.explain(&failed))
+        });
+    }
+    for (name, silent) in [("refused", false), ("silent", true)] {
+        let missing = needs.missing("tap", &needs.tap);
+        let name = format!("tunnel::a_million_syns_to_{name}_destinations_hold_up_nobody");
+        let flooded = trials.trial(name, missing, move |figure| tunnel::flooded(silent, figure));
+        trials.list.push(flooded.with_ignored_flag(true));
     }
     trials.list.push(Trial::test(
         "top::without_a_terminal_it_names_once_and_fails",

@@ -43,11 +43,18 @@ fn watch_until_end(
     seconds: Option<u64>,
     mut killer: Option<Killer>,
 ) -> Outcome<()> {
+    let mut last_message = String::new();
     // A time that the clock cannot express never comes.
     let end = seconds.and_then(|seconds| Instant::now().checked_add(Duration::from_secs(seconds)));
     while !end_requested.load(Relaxed) && end.is_none_or(|end| Instant::now() < end) {
         match stack.take_device_error() {
-            Some(error) if error.is_temporary() => eprintln!("{name}: {error}"),
+            Some(error) if error.is_temporary() => {
+                let message = format!("{name}: {error}");
+                if message != last_message {
+                    eprintln!("{message}");
+                    last_message = message;
+                }
+            }
             Some(error) => return Err(error.into()),
             None => {}
         }

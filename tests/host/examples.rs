@@ -43,6 +43,10 @@ const EXAMPLES: &[(&str, &[&[&str]])] = &[
     ("throughput", &[&["--rounds", "0"], &["fast"]]),
     ("throughput_tls", &[&["--rounds", "1001"]]),
     ("top", &[STACK, &["--groups", "65"]]),
+    (
+        "tunnel",
+        &[STACK, &["--socks", "here"], &["--udp-idle", "0"]],
+    ),
     ("udp_echo", &[STACK, &["tap0"]]),
 ];
 

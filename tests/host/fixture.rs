@@ -450,10 +450,7 @@ impl Fixture {
 
     /// Bytes of the server's resident memory.
     pub(crate) fn server_memory(&self) -> Result<u64, Failed> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.server.process.0.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kilo = line.and_then(|line| line.trim().strip_suffix(" kB"));
-        Ok(kilo.ok_or("no resident memory")?.trim().parse::<u64>()? << 10)
+        self.server.memory()
     }
 
     /// Processor time of all threads of the server.
@@ -695,7 +692,7 @@ pub(crate) struct Dialogue {
 }
 
 impl Dialogue {
-    fn start(mut command: Command) -> Result<Dialogue, Failed> {
+    pub(crate) fn start(mut command: Command) -> Result<Dialogue, Failed> {
         let mut process = Process::start(&mut command, Stdio::piped())?;
         let said = Arc::new(Mutex::new(Vec::new()));
         let listen = |pipe: Box<dyn Read + Send>| {
@@ -853,6 +850,19 @@ impl Server {
         Ok(())
     }
 
+    /// The process number.
+    pub(crate) fn id(&self) -> u32 {
+        self.process.0.id()
+    }
+
+    /// Bytes of resident memory.
+    pub(crate) fn memory(&self) -> Result<u64, Failed> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kilo = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        Ok(kilo.ok_or("no resident memory")?.trim().parse::<u64>()? << 10)
+    }
+
     pub(crate) fn said(&self) -> MutexGuard<'_, String> {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -895,6 +905,7 @@ static HTTPS_SERVER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static HTTPS_GET: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static SERVICES: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static ROUTER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+static TUNNEL: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static UDP_ECHO: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static PING: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static TOP: OnceLock<Result<PathBuf, String>> = OnceLock::new();
@@ -905,10 +916,10 @@ pub(crate) fn start_in(
     name: &str,
     arguments: &[&str],
 ) -> Result<Server, Failed> {
-    let built = if name == "router" {
-        &ROUTER
-    } else {
-        &HTTP_SERVER
+    let built = match name {
+        "router" => &ROUTER,
+        "tunnel" => &TUNNEL,
+        _ => &HTTP_SERVER,
     };
     let mut command = namespace.command(server_program(name, built)?);
     command.args(arguments);

@@ -198,12 +198,17 @@ impl WriteHalf {
         Ok(len)
     }
 
-    /// How many bytes can be written now.
+    /// How many bytes can be written now. 0 counts as a write that found no room, so a poller
+    /// reports room from then on.
     ///
     /// # Errors
     /// How the connection ended.
     pub fn room(&self) -> Result<usize, SocketError> {
-        Ok(self.begin()?.0.writable())
+        let (stream, _turn) = self.begin()?;
+        Ok(match stream.writable() {
+            0 => stream.fell_short(),
+            room => room,
+        })
     }
 
     /// Returns the stream, reserved for this writer, if it may be written to.

@@ -176,6 +176,17 @@ fn room_is_reported_after_a_write_that_found_too_little() {
                     pair.settle();
                 }
                 assert_eq!(ready(&poller), (vec![], vec![1]), "{variant}, {trigger:?}");
+                // A program may write as much as there is room for, and then ask for more.
+                let fill_room = |bytes: &[u8]| match writer.room()? {
+                    0 => Err(SocketError::WouldBlock),
+                    room => writer.try_write(&bytes[..room.min(bytes.len())]),
+                };
+                fill(&mut pair, fill_room);
+                assert_eq!(reported(&poller), [], "{variant}, {trigger:?}: it is full");
+                while drain(&mut theirs) > 0 {
+                    pair.settle();
+                }
+                assert_eq!(ready(&poller), (vec![], vec![1]), "{variant}, {trigger:?}");
             }
         }
     }

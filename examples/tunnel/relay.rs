@@ -1,0 +1,382 @@
+//! Carries connections and datagrams between the stack and sockets of the kernel, in one thread.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::time::{Duration, Instant};
+
+use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
+use dominoes_netstack::{AnyListener, Arriving, Connecting, Datagram, Stack, TcpStream, UdpSocket};
+use mio::event::Source;
+use mio::{Poll, net};
+
+/// The most UDP sessions, and twice the most SYNs that wait for their destinations.
+const MOST: u16 = 4096;
+/// Moves of a socket before others have their turn.
+const TURNS: usize = 64;
+/// Bytes of a move, at least a datagram.
+const BYTES: usize = 64 << 10;
+const SECOND: Duration = Duration::from_secs(1);
+const DNS: u16 = 53;
+const BOTH: mio::Interest = mio::Interest::READABLE.add(mio::Interest::WRITABLE);
+/// The sockets of the stack that serve all. The numbers of flows follow.
+const ARRIVALS: usize = 0;
+const DATAGRAMS: usize = 1;
+
+/// Where to forward.
+#[derive(Clone, Copy)]
+pub(crate) struct Route {
+    pub(crate) socks: Option<SocketAddr>,
+    pub(crate) dns: Option<SocketAddr>,
+    pub(crate) udp_idle: Duration,
+}
+
+/// A connection, from its SYN on, or a UDP session.
+enum Flow {
+    Held(Arriving, Upstream),
+    Accepted(Connecting, net::TcpStream),
+    /// Whether we have passed on the end of the client's bytes, and of the destination's.
+    Open(TcpStream, net::TcpStream, [bool; 2]),
+    /// The client and the end that it asks, and the last use.
+    Udp(net::UdpSocket, (SocketAddr, SocketAddr), Instant),
+}
+
+pub(crate) struct Relay {
+    route: Route,
+    poll: Poll,
+    poller: Poller,
+    arrivals: AnyListener,
+    datagrams: UdpSocket,
+    /// Connections and UDP sessions.
+    flows: HashMap<usize, Flow>,
+    /// The flow of datagrams between a client and a destination.
+    sessions: HashMap<(SocketAddr, SocketAddr), usize>,
+    /// The latest connections, of which some are held.
+    held: VecDeque<usize>,
+    next_id: usize,
+    buffer: Vec<u8>,
+    arrived: Vec<Datagram>,
+}
+
+impl Relay {
+    pub(crate) fn new(stack: &Stack, route: Route) -> io::Result<Relay> {
+        let (poll, mut poller) = (Poll::new()?, Poller::new()?);
+        let arrivals = stack.sockets().listen_any(MOST)?;
+        let datagrams = stack.sockets().bind_any()?;
+        datagrams.set_nonblocking(true)?;
+        let (readable, level) = (Interest::READABLE, Trigger::Level);
+        poller.register(&arrivals, Token(ARRIVALS), readable, level)?;
+        poller.register(&datagrams, Token(DATAGRAMS), readable, level)?;
+        // The poller of the stack is one more socket for the one of the kernel.
+        let ours = mio::Token(usize::MAX);
+        poll.registry()
+            .register(&mut poller, ours, mio::Interest::READABLE)?;
+        Ok(Relay {
+            route,
+            poll,
+            poller,
+            arrivals,
+            datagrams,
+            flows: HashMap::new(),
+            sessions: HashMap::new(),
+            held: VecDeque::new(),
+            next_id: DATAGRAMS,
+            buffer: vec![0; BYTES],
+            arrived: vec![Datagram::new(BYTES); TURNS],
+        })
+    }
+
+    /// Carries until the stack ends.
+    pub(crate) fn run(&mut self) -> io::Result<()> {
+        let (mut kernels, mut ours) = (
+            mio::Events::with_capacity(1024),
+            Events::with_capacity(1024),
+        );
+        let mut swept = Instant::now();
+        loop {
+            match self.poll.poll(&mut kernels, Some(SECOND)) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                waited => waited?,
+            }
+            self.poller.events(&mut ours);
+            let news = kernels.iter().map(|event| event.token().0);
+            for id in news.chain(ours.iter().map(|event| event.token.0)) {
+                match id {
+                    ARRIVALS => self.arrive()?,
+                    DATAGRAMS => self.receive()?,
+                    id => {
+                        if let Some(flow) = self.flows.remove(&id)
+                            && let Ok(Some(flow)) = self.turn(flow, id)
+                        {
+                            self.flows.insert(id, flow);
+                        }
+                    }
+                }
+            }
+            if swept.elapsed() > SECOND {
+                swept = Instant::now();
+                let idle = self.route.udp_idle;
+                self.flows.retain(|_, flow| match flow {
+                    Flow::Udp(_, _, used) => used.elapsed() < idle,
+                    _ => true,
+                });
+                self.sessions.retain(|_, id| self.flows.contains_key(id));
+            }
+        }
+    }
+
+    fn new_id(&mut self) -> usize {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    /// Waits for a socket of the kernel, too.
+    fn watch(&self, socket: &mut impl Source, id: usize) -> io::Result<()> {
+        self.poll.registry().register(socket, mio::Token(id), BOTH)
+    }
+
+    /// As if there were news of a socket, if it is ready.
+    fn watch_again(&self, socket: &mut impl Source, id: usize) -> io::Result<()> {
+        self.poll
+            .registry()
+            .reregister(socket, mio::Token(id), BOTH)
+    }
+
+    /// Takes SYNs, and begins to connect to their destinations.
+    fn arrive(&mut self) -> io::Result<()> {
+        for _ in 0..TURNS {
+            let Some(arriving) = now(self.arrivals.try_next().map_err(io::Error::from))? else {
+                break;
+            };
+            let id = self.new_id();
+            let begun = Upstream::begin(self.route.socks, arriving.destination());
+            let watched = begun.and_then(|mut upstream| {
+                self.watch(&mut upstream.stream, id)?;
+                Ok(upstream)
+            });
+            match watched {
+                Ok(upstream) => {
+                    self.flows.insert(id, Flow::Held(arriving, upstream));
+                    self.held.push_back(id);
+                }
+                Err(_) => arriving.refuse(),
+            }
+            // A flood to destinations that do not answer must not delay other connections.
+            if self.held.len() > usize::from(MOST / 2)
+                && let Some(oldest) = self.held.pop_front()
+                && let Some(Flow::Held(..)) = self.flows.get(&oldest)
+            {
+                self.flows.remove(&oldest);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes datagrams of clients, and sends them on; a full socket drops them.
+    fn receive(&mut self) -> io::Result<()> {
+        let count = now(self.datagrams.recv_many(&mut self.arrived))?.unwrap_or(0);
+        for index in 0..count {
+            let Some(info) = self.arrived[index].info else {
+                continue;
+            };
+            let ends = (self.arrived[index].from, (info.local, info.port).into());
+            let known = self.sessions.get(&ends).copied();
+            let id = match known.filter(|id| self.flows.contains_key(id)) {
+                Some(id) => id,
+                None if self.sessions.len() < usize::from(MOST) => self.begin_session(ends),
+                None => continue,
+            };
+            if let Some(Flow::Udp(socket, _, used)) = self.flows.get_mut(&id) {
+                *used = Instant::now();
+                if now(socket.send(self.arrived[index].bytes())).is_err() {
+                    self.flows.remove(&id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_session(&mut self, ends: (SocketAddr, SocketAddr)) -> usize {
+        let id = self.new_id();
+        let dns = self.route.dns.filter(|_| ends.1.port() == DNS);
+        let open = || -> io::Result<Flow> {
+            let direct = Some(ends.1).filter(|_| self.route.socks.is_none());
+            let to = dns.or(direct).ok_or(ErrorKind::Unsupported)?;
+            let any = if to.is_ipv4() {
+                IpAddr::from([0; 4])
+            } else {
+                [0; 16].into()
+            };
+            let mut socket = net::UdpSocket::bind((any, 0).into())?;
+            socket.connect(to)?;
+            self.watch(&mut socket, id)?;
+            Ok(Flow::Udp(socket, ends, Instant::now()))
+        };
+        self.flows.extend(open().map(|flow| (id, flow)));
+        self.sessions.insert(ends, id);
+        id
+    }
+
+    /// Continues a flow, and returns its next state; `None` when it has ended.
+    fn turn(&mut self, flow: Flow, id: usize) -> io::Result<Option<Flow>> {
+        let (token, edge) = (Token(id), Trigger::Edge);
+        Ok(Some(match flow {
+            Flow::Held(arriving, mut upstream) => match upstream.is_ready() {
+                Ok(false) => Flow::Held(arriving, upstream),
+                Ok(true) => {
+                    let accepted = arriving.accept()?;
+                    let writable = Interest::WRITABLE;
+                    self.poller.register(&accepted, token, writable, edge)?;
+                    Flow::Accepted(accepted, upstream.stream)
+                }
+                Err(_) => {
+                    arriving.refuse();
+                    return Ok(None);
+                }
+            },
+            Flow::Accepted(mut accepted, kernels) => match accepted.try_finish()? {
+                None => Flow::Accepted(accepted, kernels),
+                Some(stream) => {
+                    stream.set_nodelay(true)?;
+                    kernels.set_nodelay(true)?;
+                    self.poller.register(&stream, token, Interest::BOTH, edge)?;
+                    Flow::Open(stream, kernels, [false; 2])
+                }
+            },
+            Flow::Open(mut ours, mut kernels, mut ended) => {
+                match carry(&mut ours, &mut kernels, &mut ended, &mut self.buffer) {
+                    Ok(true) => self.watch_again(&mut kernels, id)?,
+                    Ok(false) if ended != [true; 2] => {}
+                    Ok(false) => return Ok(None),
+                    Err(_) => {
+                        ours.abort();
+                        return Ok(None);
+                    }
+                }
+                Flow::Open(ours, kernels, ended)
+            }
+            Flow::Udp(mut socket, ends, mut used) => {
+                for _ in 0..TURNS {
+                    let Some(len) = now(socket.recv(&mut self.buffer))? else {
+                        return Ok(Some(Flow::Udp(socket, ends, used)));
+                    };
+                    used = Instant::now();
+                    // A full queue drops it.
+                    let _ = self
+                        .datagrams
+                        .send_from(&self.buffer[..len], ends.1, ends.0);
+                }
+                self.watch_again(&mut socket, id)?;
+                Flow::Udp(socket, ends, used)
+            }
+        }))
+    }
+}
+
+/// Moves what can be moved. Returns whether there may be more.
+fn carry(
+    ours: &mut TcpStream,
+    kernels: &mut net::TcpStream,
+    [client_ended, far_ended]: &mut [bool; 2],
+    buffer: &mut [u8],
+) -> io::Result<bool> {
+    let (reader, writer) = ours.halves();
+    for _ in 0..TURNS {
+        let mut moved = false;
+        if !*client_ended && let Some((a, b)) = now(reader.try_fill_all().map_err(io::Error::from))?
+        {
+            if a.is_empty() {
+                *client_ended = true;
+                kernels.shutdown(Shutdown::Write)?;
+            } else if let Some(len) = now(kernels.write_vectored(&[a, b].map(IoSlice::new)))? {
+                reader.consume(len);
+                moved = true;
+            }
+        }
+        let room = if *far_ended { 0 } else { writer.room()? };
+        let into = &mut buffer[..room.min(BYTES)];
+        if !into.is_empty()
+            && let Some(len) = now(kernels.read(into))?
+        {
+            moved = true;
+            *far_ended = len == 0;
+            match len {
+                0 => writer.shutdown(),
+                // There is room for all of it.
+                len => drop(writer.try_write(&into[..len])?),
+            }
+        }
+        if !moved {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// A connection of the kernel to a destination, perhaps through a SOCKS5 server (RFC 1928).
+struct Upstream {
+    stream: net::TcpStream,
+    /// Our words to the server and how many of their bytes were sent, and its answer so far.
+    socks: Option<(Vec<u8>, usize, Vec<u8>)>,
+}
+
+impl Upstream {
+    fn begin(socks: Option<SocketAddr>, to: SocketAddr) -> io::Result<Upstream> {
+        let stream = net::TcpStream::connect(socks.unwrap_or(to))?;
+        let mut words = vec![5, 1, 0, 5, 1, 0];
+        match to.ip() {
+            IpAddr::V4(ip) => words.extend([&[1][..], &ip.octets()].concat()),
+            IpAddr::V6(ip) => words.extend([&[4][..], &ip.octets()].concat()),
+        }
+        words.extend(to.port().to_be_bytes());
+        let socks = socks.map(|_| (words, 0, Vec::new()));
+        Ok(Upstream { stream, socks })
+    }
+
+    /// Whether the destination is connected.
+    fn is_ready(&mut self) -> io::Result<bool> {
+        if let Some(error) = self.stream.take_error()? {
+            return Err(error);
+        }
+        let is_connected = now(self.stream.peer_addr())?.is_some();
+        while is_connected && let Some((words, sent, answer)) = &mut self.socks {
+            // The greeting, and after its answer the request.
+            let due = if answer.len() < 2 { 3 } else { words.len() };
+            self.stream.write_all(&words[*sent..due])?;
+            *sent = due;
+            let wanted = match answer[..] {
+                [_, _, _, _, _, 1, _, ..] => 12,
+                [_, _, _, _, _, 4, _, ..] => 24,
+                [_, _, _, _, _, _, len, ..] => 9 + usize::from(len),
+                [_, _, ..] => 7,
+                _ => 2,
+            };
+            let mut more = [0; 9 + 255];
+            match now(self.stream.read(&mut more[..wanted - answer.len()]))? {
+                None => return Ok(false),
+                Some(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Some(len) => answer.extend(&more[..len]),
+            }
+            // The chosen method, and the outcome.
+            if [1, 3]
+                .iter()
+                .any(|at| answer.get(*at).is_some_and(|byte| *byte != 0))
+            {
+                return Err(ErrorKind::ConnectionRefused.into());
+            }
+            if wanted > 7 && answer.len() == wanted {
+                self.socks = None;
+            }
+        }
+        Ok(is_connected)
+    }
+}
+
+/// Returns nothing where a call would wait.
+fn now<T>(done: io::Result<T>) -> io::Result<Option<T>> {
+    match done {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+        Err(error) if error.kind() == ErrorKind::NotConnected => Ok(None),
+        done => done.map(Some),
+    }
+}
