@@ -34,6 +34,7 @@ use crate::io::record::{Entry, Recorder};
 use crate::io::sleep::{RECHECK, Sleeper};
 use crate::io::world::World;
 use crate::socket::Sockets;
+use crate::socket::poller::hold_wakeups;
 use crate::state::apply::ReplicaState;
 use crate::stats::{EffectStats, MembershipStats, PumpStats, StackStats, WorkerStats};
 use crate::time::Instant;
@@ -404,7 +405,7 @@ impl<W: Worker + ?Sized> ByHand<W> {
     /// nothing will happen before [`next_deadline`](Self::next_deadline) unless a frame comes or an
     /// application acts.
     pub fn turn(&mut self, now: Instant) -> usize {
-        self.workers.iter_mut().map(|worker| worker.turn(now)).sum()
+        hold_wakeups(|| self.workers.iter_mut().map(|worker| worker.turn(now)).sum())
     }
 
     /// The latest time for the next [`turn`](Self::turn), for timers of connections and for what

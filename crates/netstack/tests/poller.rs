@@ -10,6 +10,7 @@ mod echo;
 mod reference;
 mod threads;
 mod units;
+mod wakers;
 
 use dominoes_netstack::SocketError;
 use dominoes_netstack::poller::{Event, Events, Interest, Poller, Token, Trigger};

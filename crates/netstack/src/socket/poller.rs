@@ -28,6 +28,9 @@
 //! readable while there are events, for programs that sleep in `epoll`, `poll`, or mio (feature
 //! `mio`).
 //!
+//! A future needs no poller: [`Source::register_waker`] registers the waker of its task
+//! ([`std::task::Waker`]) with the socket, so every executor can run it.
+//!
 //! ```
 //! use dominoes_drivers::memory::{self, MemoryConfig};
 //! use dominoes_netstack::Stack;
@@ -79,7 +82,7 @@ use dominoes::EventCount;
 #[cfg(target_os = "linux")]
 use dominoes_drivers::EventFd;
 
-use self::registration::{Collected, Registration};
+use self::registration::{Collected, Recipient, Registration};
 use super::WaitUntil;
 
 pub(crate) use self::held::hold_wakeups;
@@ -209,9 +212,8 @@ struct PollerShared {
     descriptor: Descriptor,
 }
 
-/// Returns the poller's view of a socket, if the socket can be ready in a requested way.
-fn allowed(socket: &impl Source, interest: Interest) -> io::Result<Registered<'_>> {
-    let registered = socket.registered();
+/// Returns the view of a socket if it can be ready in a requested way.
+fn allowed(registered: Registered<'_>, interest: Interest) -> io::Result<Registered<'_>> {
     if registered.target.allows(interest) {
         Ok(registered)
     } else {
@@ -252,12 +254,12 @@ impl Poller {
         interest: Interest,
         trigger: Trigger,
     ) -> io::Result<()> {
-        let Registered { target, watched } = allowed(socket, interest)?;
+        let Registered { target, watched } = allowed(socket.registered(), interest)?;
         let mut list = watched.lock();
         if list.iter().any(|one| one.is_with(&self.shared)) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        let poller = Arc::downgrade(&self.shared);
+        let poller = Recipient::Poller(Arc::downgrade(&self.shared));
         let new = Registration::new(poller, target, token, interest, trigger);
         list.push(Arc::clone(&new));
         drop(list);
@@ -278,7 +280,7 @@ impl Poller {
         interest: Interest,
         trigger: Trigger,
     ) -> io::Result<()> {
-        let Registered { watched, .. } = allowed(socket, interest)?;
+        let Registered { watched, .. } = allowed(socket.registered(), interest)?;
         let list = watched.lock();
         let found = list.iter().find(|one| one.is_with(&self.shared));
         let found = found.ok_or(io::ErrorKind::NotFound)?;

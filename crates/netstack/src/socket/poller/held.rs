@@ -3,10 +3,13 @@
 //! A batch of frames has news for many connections. If the first news woke a thread that waits in
 //! a poller, the thread would run beside the worker, or displace it, find one event, and sleep
 //! again. So the thread is woken when the turn ends, and finds all events. A thread that does not
-//! sleep finds them earlier.
+//! sleep finds them earlier. Wakers of tasks are used then, too: they are code of the program,
+//! which may call the stack.
 
 use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::task::Waker;
 
 use super::PollerShared;
 
@@ -14,6 +17,8 @@ thread_local! {
     static IS_IN_TURN: Cell<bool> = const { Cell::new(false) };
     /// The pollers with news in this turn.
     static POLLERS: RefCell<Vec<Arc<PollerShared>>> = const { RefCell::new(Vec::new()) };
+    /// The tasks with news in this turn.
+    static TASKS: RefCell<Vec<Waker>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Ends a turn, even when it unwinds.
@@ -25,6 +30,9 @@ impl Drop for TurnEnd {
         while let Some(poller) = POLLERS.with_borrow_mut(Vec::pop) {
             poller.notify();
         }
+        while let Some(waker) = TASKS.with_borrow_mut(Vec::pop) {
+            wake(waker);
+        }
     }
 }
 
@@ -33,6 +41,16 @@ pub(crate) fn hold_wakeups<R>(turn: impl FnOnce() -> R) -> R {
     IS_IN_TURN.set(true);
     let _end = TurnEnd;
     turn()
+}
+
+/// Wakes a task, in a turn at its end.
+pub(super) fn wake(waker: Waker) {
+    if IS_IN_TURN.get() {
+        TASKS.with_borrow_mut(|tasks| tasks.push(waker));
+    } else if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+        // A waker that panics ends neither a worker nor a call of a socket.
+        core::mem::forget(panic);
+    }
 }
 
 /// Whether the wake-up of `poller` is delayed to the end of this thread's turn.
@@ -50,7 +68,6 @@ pub(super) fn holds(poller: &Arc<PollerShared>) -> bool {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use core::sync::atomic::Ordering;
-    use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use super::*;
     use crate::socket::poller::Poller;

@@ -1,17 +1,26 @@
-//! The registration of one socket with one poller.
+//! The registration of one socket with one poller, or with a task.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task;
 
 use dominoes::Watch;
 
 use super::source::{Sight, Target};
-use super::{Event, Interest, PollerShared, Token, Trigger};
+use super::{Event, Interest, PollerShared, Token, Trigger, held};
 
-/// A socket that is registered with a poller.
+/// The recipient of a socket's news.
+#[derive(Debug)]
+pub(super) enum Recipient {
+    Poller(Weak<PollerShared>),
+    /// A task is woken once. Each of its registrations sets the waker again.
+    Task(Mutex<Option<task::Waker>>),
+}
+
+/// A socket that is registered.
 #[derive(Debug)]
 pub(super) struct Registration {
-    poller: Weak<PollerShared>,
+    recipient: Recipient,
     target: Target,
     token: AtomicUsize,
     /// [`Interest`], and [`EDGE`].
@@ -37,7 +46,7 @@ const EDGE: u8 = 4;
 
 /// A notifier that has news will queue it.
 const ARMED: u8 = 0;
-/// It is in the poller's queue, once.
+/// It is in the poller's queue, once; or no task waits.
 const QUEUED: u8 = 1;
 /// Its registration has ended.
 const ENDED: u8 = 2;
@@ -52,16 +61,17 @@ pub(super) enum Collected {
 }
 
 impl Registration {
-    /// Begins in the queue, so that its first check happens in the poller.
+    /// Begins in the queue, so that its first check happens in the poller, or when a task
+    /// [waits](Self::wait).
     pub(super) fn new(
-        poller: Weak<PollerShared>,
+        recipient: Recipient,
         target: Target,
         token: Token,
         interest: Interest,
         trigger: Trigger,
     ) -> Arc<Registration> {
         let new = Registration {
-            poller,
+            recipient,
             target,
             token: AtomicUsize::new(0),
             interest: AtomicU8::new(0),
@@ -75,7 +85,52 @@ impl Registration {
 
     /// Whether it belongs to this poller.
     pub(super) fn is_with(&self, poller: &Arc<PollerShared>) -> bool {
-        core::ptr::eq(self.poller.as_ptr(), Arc::as_ptr(poller))
+        matches!(&self.recipient, Recipient::Poller(own) if own.as_ptr() == Arc::as_ptr(poller))
+    }
+
+    /// Whether it belongs to tasks that wait for this.
+    pub(super) fn is_for_tasks(&self, interest: Interest) -> bool {
+        let own = self.interest.load(Ordering::Relaxed) & !EDGE;
+        matches!(self.recipient, Recipient::Task(_)) && own == interest.0
+    }
+
+    /// Lets a task wait in place of the one that waits. The caller must wake it if this returns
+    /// true. Two threads must not call this at the same time.
+    pub(super) fn wait(self: &Arc<Self>, waker: task::Waker, trigger: Trigger) -> bool {
+        let edge = if trigger == Trigger::Edge { EDGE } else { 0 };
+        let interest = self.interest.load(Ordering::Relaxed) & !EDGE;
+        self.interest.store(interest | edge, Ordering::Relaxed);
+        // Before it is armed, so that a notifier finds it. If it is armed already, either a
+        // notifier that has news finds this waker, or there is no news.
+        drop(self.swap_waker(Some(waker)));
+        !matches!(self.collect(), Collected::Nothing)
+    }
+
+    /// Wakes the task that waits, if any.
+    pub(super) fn wake(&self) {
+        let Some(waker) = self.swap_waker(None) else {
+            return;
+        };
+        if self.interest.load(Ordering::Relaxed) & EDGE != 0 && self.target.is_resolved() {
+            // What the task can find when it is woken is no news afterwards.
+            self.seen.store(&self.target.see());
+        }
+        held::wake(waker);
+    }
+
+    fn swap_waker(&self, new: Option<task::Waker>) -> Option<task::Waker> {
+        let Recipient::Task(waker) = &self.recipient else {
+            return None;
+        };
+        let mut waker = waker.lock().unwrap_or_else(PoisonError::into_inner);
+        core::mem::replace(&mut *waker, new)
+    }
+
+    fn poller(&self) -> Option<Arc<PollerShared>> {
+        match &self.recipient {
+            Recipient::Poller(poller) => poller.upgrade(),
+            Recipient::Task(_) => None,
+        }
     }
 
     /// Must be called while no thread collects events.
@@ -86,16 +141,17 @@ impl Registration {
         self.is_new.store(true, Ordering::Relaxed);
     }
 
-    /// Queues it, unless it is queued or has ended.
+    /// Queues it, unless it is queued or has ended; or wakes its task.
     pub(super) fn enqueue(self: Arc<Self>) {
         // ORDERING: AcqRel: Release, pairs with the Acquire in `collect`.
         let queued =
             self.state
                 .compare_exchange(ARMED, QUEUED, Ordering::AcqRel, Ordering::Relaxed);
-        if queued.is_ok()
-            && let Some(poller) = self.poller.upgrade()
-        {
-            poller.push(self);
+        if queued.is_ok() {
+            match self.poller() {
+                Some(poller) => poller.push(self),
+                None => self.wake(),
+            }
         }
     }
 
@@ -108,7 +164,7 @@ impl Registration {
     /// Ends the registration.
     pub(super) fn end(self: &Arc<Self>) {
         // A collector that holds it has checked already, and reports it in a call that has begun.
-        if let Some(poller) = self.poller.upgrade() {
+        if let Some(poller) = self.poller() {
             let collector = poller.collector();
             self.state.store(ENDED, Ordering::Relaxed);
             drop(collector);
@@ -116,6 +172,7 @@ impl Registration {
             self.state.store(ENDED, Ordering::Relaxed);
         }
         self.target.unwatch(&self.as_watch());
+        drop(self.swap_waker(None));
     }
 
     fn as_watch(self: &Arc<Self>) -> Arc<dyn Watch> {

@@ -4,11 +4,12 @@ use core::fmt;
 use core::sync::atomic::Ordering;
 use std::sync::Weak;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::{io, task};
 
 use dominoes::{EventCount, Watch};
 
-use super::Interest;
-use super::registration::Registration;
+use super::registration::{Recipient, Registration};
+use super::{Interest, Token, Trigger, allowed};
 use crate::io::accept::QueueNews;
 use crate::io::echo::EchoQueues;
 use crate::io::stream::Look;
@@ -21,7 +22,7 @@ use crate::socket::{
     UdpSocket, WriteHalf,
 };
 
-/// A socket that can be registered with a [`Poller`](super::Poller).
+/// A socket that can be registered with a [`Poller`](super::Poller), or with the waker of a task.
 ///
 /// | socket | can be |
 /// |---|---|
@@ -33,7 +34,62 @@ use crate::socket::{
 /// A TLS or framed stream is readable when it has text, or when a whole unit or record has
 /// arrived. A record without text makes it readable, too; a read then returns
 /// [`SocketError::WouldBlock`](crate::SocketError::WouldBlock).
-pub trait Source: Sealed {}
+pub trait Source: Sealed {
+    /// Wakes a task once, when the socket is ready: with [`Trigger::Level`] at once if it is ready
+    /// now, with [`Trigger::Edge`] only when there is more than at the last wake-up. So a future
+    /// that got [`SocketError::WouldBlock`](crate::SocketError::WouldBlock) registers its waker
+    /// with [`Trigger::Level`] and returns [`Poll::Pending`](std::task::Poll::Pending).
+    ///
+    /// A socket has one waker for each interest (reading, writing, both); the next one replaces
+    /// it. A clone of a socket has separate wakers. The stack uses wakers at the end of a
+    /// worker's turn, or in a call that makes the socket ready; it may wake too often, never too
+    /// rarely. A panic of a waker is ignored.
+    ///
+    /// ```
+    /// use std::future::poll_fn;
+    /// use std::io;
+    /// use std::task::Poll;
+    /// use dominoes_netstack::poller::{Interest, Source, Trigger};
+    /// use dominoes_netstack::{SocketError, TcpStream};
+    ///
+    /// async fn read(stream: &mut TcpStream, into: &mut [u8]) -> io::Result<usize> {
+    ///     poll_fn(|context| match stream.try_read(into) {
+    ///         Err(SocketError::WouldBlock) => {
+    ///             stream.register_waker(context.waker(), Interest::READABLE, Trigger::Level)?;
+    ///             Poll::Pending
+    ///         }
+    ///         done => Poll::Ready(done.map_err(io::Error::from)),
+    ///     })
+    ///     .await
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] as for [`Poller::register`](super::Poller::register).
+    fn register_waker(
+        &self,
+        waker: &task::Waker,
+        interest: Interest,
+        trigger: Trigger,
+    ) -> io::Result<()> {
+        let Registered { target, watched } = allowed(self.registered(), interest)?;
+        let waker = waker.clone();
+        let mut list = watched.lock();
+        let known = list.iter().find(|one| one.is_for_tasks(interest));
+        let registration = known.cloned().unwrap_or_else(|| {
+            let task = Recipient::Task(Mutex::default());
+            let new = Registration::new(task, target, Token::default(), interest, trigger);
+            list.push(Arc::clone(&new));
+            new
+        });
+        let need_not_wait = registration.wait(waker, trigger);
+        drop(list);
+        if need_not_wait {
+            registration.wake();
+        }
+        Ok(())
+    }
+}
 
 impl<S: Sealed> Source for S {}
 
@@ -74,7 +130,9 @@ impl Watched {
 
     /// Reports that a connection that was being opened has a stream.
     pub(in crate::socket) fn opened(&self, conn: ConnId) {
-        for registration in &*self.lock() {
+        // A waker may use the socket.
+        let list = self.lock().clone();
+        for registration in list {
             registration.target().set_opened(conn);
             registration.opened();
         }
