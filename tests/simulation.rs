@@ -56,6 +56,8 @@ dominoes_testkit::tally! {
     window_probes,
     /// Opens that failed because the wire lost every attempt, and were repeated.
     reopened,
+    /// Connections whose SYNs were held.
+    held,
     /// Options that were set on open connections.
     settings,
     /// Bytes sent one by one to a large buffer that is read late.
@@ -158,9 +160,10 @@ impl Tally {
     }
 
     /// Counters that must not be 0, or the run of schedules covered too little.
-    fn changes(&self) -> [u64; 21] {
+    fn changes(&self) -> [u64; 22] {
         [
             self.over_ipv6,
+            self.held,
             self.lost,
             self.bursts,
             self.duplicated,
@@ -185,9 +188,10 @@ impl Tally {
     }
 
     /// Counters that must not be 0, or the run over bad wires covered too little.
-    fn faults(&self) -> [u64; 24] {
+    fn faults(&self) -> [u64; 25] {
         [
             self.over_ipv6,
+            self.held,
             self.lost,
             self.bursts,
             self.duplicated,

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::VariantKind;
 use dominoes_netstack::{
-    Connecting, Keepalive, Limits, SocketError, Sockets, TcpListener, TcpStream,
+    AnyListener, Connecting, Keepalive, Limits, SocketError, Sockets, TcpListener, TcpStream,
 };
 use dominoes_testkit::link::Faults;
 use dominoes_testkit::packet::Family;
@@ -174,6 +174,53 @@ pub(super) enum About {
     Members,
 }
 
+/// Where the listening application gets its connection.
+enum Door {
+    Plain(TcpListener),
+    /// Holds SYNs. The handshakes of accepted ones, and how often the application was silent.
+    Held(AnyListener, Vec<Connecting>, u64),
+}
+
+impl Door {
+    /// In a quarter of the cases one that holds SYNs.
+    fn new(sockets: &Sockets, port: u16, key: u64) -> Result<Door, SocketError> {
+        if !mix(key ^ 0xd00).is_multiple_of(4) {
+            return sockets.listen(port, 4).map(Door::Plain);
+        }
+        let listener = sockets.listen_any_port(port, 4)?;
+        Ok(Door::Held(listener, Vec::new(), 0))
+    }
+
+    /// Takes an established connection, if there is one.
+    fn take(&mut self) -> Option<TcpStream> {
+        match self {
+            Door::Plain(listener) => listener.try_accept().ok().map(|(stream, _)| stream),
+            Door::Held(listener, handshakes, silent) => {
+                while let Ok(arriving) = listener.try_next() {
+                    // The peer sends the first SYN again.
+                    if *silent == 0 {
+                        *silent += 1;
+                        drop(arriving);
+                    } else {
+                        handshakes.extend(arriving.accept());
+                    }
+                }
+                let mut opened = None;
+                handshakes.retain_mut(|handshake| match handshake.try_finish() {
+                    Ok(None) => true,
+                    Ok(stream) => {
+                        opened = opened.take().or(stream);
+                        false
+                    }
+                    // The peer tries again.
+                    Err(_) => false,
+                });
+                opened
+            }
+        }
+    }
+}
+
 /// A connection between two applications.
 struct Conversation {
     number: u64,
@@ -181,7 +228,7 @@ struct Conversation {
     /// The sockets of the listening end, and of the opening end.
     sockets: Sockets,
     to: SocketAddr,
-    listener: TcpListener,
+    door: Door,
     connecting: Option<Connecting>,
     /// The listening end first.
     all_traffic: [Option<Traffic>; 2],
@@ -222,16 +269,18 @@ impl Conversation {
         } else {
             [hosts[1], hosts[0]]
         };
+        let begins = Instant::from_nanos(rng.below(BEGIN.as_nanos()));
+        let keys = [rng.next(), rng.next()];
         Ok(Conversation {
             number,
-            begins: Instant::from_nanos(rng.below(BEGIN.as_nanos())),
+            begins,
             sockets: net.sockets(client).clone(),
             to: net.address_of(server, port),
-            listener: net.sockets(server).listen(port, 4)?,
             connecting: None,
             all_traffic: [None, None],
             rests: [Instant::ZERO; 2],
-            keys: [rng.next(), rng.next()],
+            keys,
+            door: Door::new(net.sockets(server), port, keys[0])?,
             lens: [0, 1].map(|_| match (about, rng.below(4)) {
                 (About::Members, more) => SCHEDULE_BYTES + more,
                 (About::Wires(_), 0) => 0,
@@ -366,7 +415,7 @@ impl Conversation {
         }
         self.from.get_or_insert(moment.progress());
         if self.all_traffic[0].is_none()
-            && let Ok((stream, _)) = self.listener.try_accept()
+            && let Some(stream) = self.door.take()
         {
             self.start_traffic(0, stream)?;
         }
@@ -562,6 +611,7 @@ pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
         tally.over_ipv6 += u64::from(family == Family::V6);
         tally.schedules += u64::from(conversation.is_schedule());
         tally.reopened += conversation.reopened;
+        tally.held += u64::from(matches!(conversation.door, Door::Held(_, _, 1)));
         tally.settings += conversation.settings;
         if conversation.is_late
             && let Some(traffic) = &conversation.all_traffic[1]
