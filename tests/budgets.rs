@@ -29,7 +29,7 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 const PARTS: [Part; 9] = [
     part("crates/dominoes", 21_100, 17_000),
     part("crates/drivers", 23_800, 20_000),
-    part("crates/netstack/proto", 31_200, 31_000),
+    part("crates/netstack/proto", 31_300, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
         ..part("crates/netstack", 63_300, 45_000)

@@ -123,9 +123,78 @@ impl Builder {
         /// connection may also come [from](Sockets::begin_connect_from) any address.
         ///
         /// The interface does not answer ARP and neighbor discovery for these addresses: on
-        /// Ethernet, routers must lead to it. On links without Ethernet (`tun`), a prefix of length
+        /// Ethernet, routers must lead to it, or see [`Builder::answer_for_any_address`]. On links without Ethernet (`tun`), a prefix of length
         /// 0 makes all hosts neighbors. AF_XDP must redirect everything. Default: no.
+        ///
+        /// Here a transparent proxy is the gateway of a client and of a server. It ends the
+        /// connections of both, and both see the address of the other.
+        ///
+        /// ```
+        /// use std::io::{self, Read, Write};
+        /// use std::thread;
+        ///
+        /// use dominoes_drivers::memory::{self, MemoryConfig};
+        /// use dominoes_netstack::{Arriving, Interface, Sockets, Stack};
+        ///
+        /// fn carry(arriving: Arriving, sockets: &Sockets) -> io::Result<()> {
+        ///     let (client, server) = (arriving.peer(), arriving.destination());
+        ///     let Ok(far) = sockets.connect_from(client, server) else {
+        ///         arriving.refuse();
+        ///         return Ok(());
+        ///     };
+        ///     let near = arriving.accept()?.finish()?;
+        ///     let (mut from_client, mut to_client) = near.split();
+        ///     let (mut from_server, mut to_server) = far.split();
+        ///     thread::scope(|scope| {
+        ///         scope.spawn(move || {
+        ///             io::copy(&mut from_client, &mut to_server)?;
+        ///             to_server.shutdown();
+        ///             io::Result::Ok(())
+        ///         });
+        ///         io::copy(&mut from_server, &mut to_client)?;
+        ///         to_client.shutdown();
+        ///         Ok(())
+        ///     })
+        /// }
+        ///
+        /// let pair = || memory::pair(MemoryConfig::default());
+        /// let ((left, client), (right, server)) = (pair(), pair());
+        /// let proxy = Stack::builder("10.0.1.1/24")
+        ///     .any_address()
+        ///     .interface(Interface::new("10.0.2.1/24").any_address(), right)
+        ///     .start(left)?;
+        /// let arrivals = proxy.sockets().listen_any(1024)?;
+        /// let sockets = proxy.sockets();
+        /// thread::spawn(move || {
+        ///     while let Ok(arriving) = arrivals.next() {
+        ///         let sockets = sockets.clone();
+        ///         thread::spawn(move || carry(arriving, &sockets));
+        ///     }
+        /// });
+        ///
+        /// let client = Stack::builder("10.0.1.2/24").gateway([10, 0, 1, 1].into()).start(client)?;
+        /// let server = Stack::builder("10.0.2.2/24").gateway([10, 0, 2, 1].into()).start(server)?;
+        /// let listener = server.listen(80, 16)?;
+        /// let mut asks = client.connect("10.0.2.2:80")?;
+        /// let (mut answers, peer) = listener.accept()?;
+        /// assert_eq!(peer, asks.local_addr()?);
+        /// asks.write_all(b"hello")?;
+        /// asks.shutdown_write();
+        /// let mut heard = String::new();
+        /// answers.read_to_string(&mut heard)?;
+        /// assert_eq!(heard, "hello");
+        /// // The server has no such port, so the proxy refuses.
+        /// assert!(client.connect("10.0.2.2:81").is_err());
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
         fn any_address(self) { self.interface = self.interface.any_address() }
+
+        /// With [`any_address`](Self::any_address), also answers ARP and neighbor discovery for
+        /// these addresses, as a proxy (RFC 1027, RFC 4861 section 7.2.8). Every host on the link
+        /// that looks for one of them then sends to us: use it on links that only lead here, such
+        /// as a sandbox's. Hosts keep addresses that they probe or announce, and IPv6 prefers the
+        /// owner's answer. A device that filters groups must pass all of them. Default: no.
+        fn answer_for_any_address(self) { self.interface = self.interface.answer_for_any_address() }
 
         /// Adds an interface with its own device, and with as many groups and threads as the first
         /// one. All interfaces share the sockets: see [`Interface`].

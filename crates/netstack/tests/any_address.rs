@@ -244,6 +244,27 @@ fn foreign_addresses_stay_foreign_by_default() {
     }
 }
 
+/// On Ethernet, other hosts find us only if we answer for every address.
+#[test]
+fn neighbors_find_foreign_addresses_only_if_we_answer_for_them() {
+    for shape in Shape::all() {
+        for answers in [false, true] {
+            let ours = setup(1).any_address(true).answer_for_any_address(answers);
+            let ends = [ours, setup(2)];
+            let mut fixture = Wired::over(shape, ends, MemoryConfig::default());
+            let listener = fixture.sockets().listen_any(8).unwrap();
+            for is_v4 in [true, false] {
+                let theirs = arriving(&mut fixture, far(is_v4, 80));
+                match (listener.try_next(), answers) {
+                    (Ok(arrived), true) => accept(&mut fixture, arrived, theirs),
+                    (Err(SocketError::WouldBlock), false) => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+    }
+}
+
 /// A stack that takes every address, whose link the test writes.
 struct Hand {
     host: Scripted,

@@ -55,6 +55,7 @@ pub struct Interface {
     pub(crate) ipv6: Option<Ipv6Config>,
     routes: Vec<Route>,
     any_address: bool,
+    answers_any: bool,
 }
 
 impl Interface {
@@ -92,6 +93,9 @@ impl Interface {
 
         /// As [`Builder::any_address`](crate::Builder::any_address).
         fn any_address(self) { self.any_address = true }
+
+        /// As [`Builder::answer_for_any_address`](crate::Builder::answer_for_any_address).
+        fn answer_for_any_address(self) { self.answers_any = true }
     }
 }
 
@@ -174,6 +178,8 @@ impl Setup {
         fn route(self, route: Route) { self.interface.routes.push(route) }
         /// As of an interface.
         fn any_address(self, any: bool) { self.interface.any_address = any }
+        /// As of an interface.
+        fn answer_for_any_address(self, any: bool) { self.interface.answers_any = any }
         /// Sets `recorder`.
         fn recorder(self, recorder: Recorder) { self.recorder = Some(recorder) }
         /// Sets `announce`.
@@ -414,6 +420,7 @@ impl Setup {
         let (ring, transmitter) = TxRing::new(slots, (slot_len, touched), preparer);
         let mut site = Site::new(Site::NO_V4, 32, None, &self.interface.routes);
         site.takes_any = self.interface.any_address;
+        site.answers_any = self.interface.answers_any;
         for (address, prefix) in addresses {
             site.add_v4(address.into(), prefix);
         }

@@ -107,7 +107,7 @@ pub enum ArpMeaning {
     Message {
         /// Whether its sender is a neighbour that can be remembered.
         is_neighbor: bool,
-        /// Whether it is for an address of ours.
+        /// Whether it is for an address of ours, or one for which we answer.
         for_us: bool,
         /// The answer, if it wants one.
         reply: Option<Vec<u8>>,
@@ -127,7 +127,9 @@ impl ArpMeaning {
         if is_ours {
             return ArpMeaning::FromUs;
         }
-        let for_us = site.is_own_v4(arp.target);
+        // A host that asks whether an address is in use, or announces its own, keeps it.
+        let may_answer = arp.request && !is_probe && arp.sender != arp.target;
+        let for_us = site.is_own_v4(arp.target) || may_answer && site.answers_for(arp.target);
         let reply = || wire::arp_frame(mac, arp.target, Some(arp.sender_mac), arp.sender);
         ArpMeaning::Message {
             // A host of another network is no neighbour.

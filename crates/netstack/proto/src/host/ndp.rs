@@ -304,7 +304,10 @@ impl IpHost {
             return;
         }
         // What came from an address of ours would be answered to ourselves.
-        if !self.site.v6.has(target) || self.site.v6.has(src) {
+        let is_ours = self.site.v6.has(target);
+        let is_foreign = !is_probe && src != target && self.site.answers_for(target);
+        let may_answer = is_ours || is_foreign;
+        if !may_answer || self.site.v6.has(src) {
             return;
         }
         let mac = mac.filter(|mac| mac.0[0] & 1 == 0);
@@ -317,10 +320,11 @@ impl IpHost {
         }
         let own = self.mac;
         if is_probe {
-            return self.control(ndp::advertisement(own, target, None));
+            return self.control(ndp::advertisement(own, target, None, true));
         }
         // One that did not say how it is reached may have to be asked first (section 7.2.4).
-        let answer = ndp::advertisement(own, target, Some(src));
+        // A host that has the address itself overrides our answer (section 7.2.8).
+        let answer = ndp::advertisement(own, target, Some(src), is_ours);
         match self.neighbors.lookup_for(Cause::Answer, src, now) {
             Some(mac) => self.deliver([answer], mac),
             None => self.hold(now, Cause::Answer, src, vec![answer]),
@@ -356,7 +360,7 @@ impl IpHost {
                 .is_none_or(|last| last + DEFEND_INTERVAL <= now)
             {
                 state.defended = Some(now);
-                let frame = ndp::advertisement(self.mac, target, None);
+                let frame = ndp::advertisement(self.mac, target, None, true);
                 self.control(frame);
             }
         }

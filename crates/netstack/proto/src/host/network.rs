@@ -79,7 +79,11 @@ impl IpHost {
                 self.stats.network_errors += 1;
                 return Left::TooBig { remote, len, mtu };
             }
-            Packet::Link { dst } if ours(dst) || self.is_to_all(dst, broadcast) => {
+            Packet::Link { dst }
+                if ours(dst)
+                    || self.is_to_all(dst, broadcast)
+                    || broadcast && self.site.answers_at(dst) =>
+            {
                 self.link_message(now, frame);
             }
             Packet::UdpError { dst, .. } if ours(dst) => return Left::DatagramError,

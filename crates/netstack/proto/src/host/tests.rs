@@ -125,6 +125,49 @@ fn who_asks_for_our_address_is_answered_and_known() {
     }
 }
 
+/// Only with both options; and neither to a host that probes or announces the address, nor for one
+/// that no host may have.
+#[test]
+fn who_asks_for_a_foreign_address_is_answered_only_as_a_proxy() {
+    let nowhere = |is_v4| match is_v4 {
+        true => Address::ipv4(0, 0, 0, 0),
+        false => Address::v6([0; 16]),
+    };
+    let far = |text: &str| Address::from(text.parse::<core::net::IpAddr>().expect("an address"));
+    let asks = |source: Address, target| match source.is_v4() {
+        true => wire::arp_frame(PEER_MAC, source, None, target),
+        false => ndp::solicitation(PEER_MAC, source, None, target),
+    };
+    for (takes, answers) in [(false, false), (true, false), (false, true), (true, true)] {
+        let mut host = host();
+        (host.site.takes_any, host.site.answers_any) = (takes, answers);
+        for (is_v4, target) in [(true, far("203.0.113.9")), (false, far("2001:db8:9::9"))] {
+            let (_, peer) = ends(is_v4);
+            arrives(&mut host, NOW, &asks(peer, target));
+            let replies = sent(&mut host);
+            assert_eq!(replies.len(), usize::from(takes && answers), "{target:?}");
+            for reply in replies {
+                assert_eq!(wire::link(&reply), Some((OWN_MAC, PEER_MAC)));
+                if let Some(said) = ndp::parse(&reply) {
+                    let NdpMessage::Advertisement { overrides, .. } = said else {
+                        panic!("{said:?}")
+                    };
+                    assert!(!overrides, "the owner's answer is preferred");
+                }
+            }
+            arrives(&mut host, NOW, &asks(nowhere(is_v4), target));
+            arrives(&mut host, NOW, &asks(target, target));
+            for target in ["224.0.0.1", "10.0.0.255", "127.0.0.1", "0.0.0.0", "fe80::9"] {
+                let target = far(target);
+                if target.is_v4() == is_v4 {
+                    arrives(&mut host, NOW, &asks(peer, target));
+                }
+            }
+            assert_eq!(sent(&mut host), Vec::<Vec<u8>>::new());
+        }
+    }
+}
+
 #[test]
 fn a_neighbour_that_asked_us_is_stale_and_is_probed_by_itself_when_it_is_needed() {
     let (_, peer) = ends(false);

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 
 use super::v6::{self, Place, is_in};
 use crate::packet::flow::Address;
+use crate::packet::ndp;
 
 /// Maximum number of addresses of an interface per family, including those that it forms itself.
 pub const MAX_ADDRESSES: usize = 64;
@@ -159,6 +160,8 @@ pub struct Site {
     others: Vec<PlaceV4>,
     /// Whether packets to every address of a single host are for us.
     pub takes_any: bool,
+    /// Whether we answer hosts on the link that ask who has one of these addresses.
+    pub answers_any: bool,
     /// Our current IPv6 addresses and routes.
     pub v6: Place,
     /// In lookup order; among equal ones, in the order of insertion.
@@ -180,6 +183,7 @@ impl Site {
             prefix,
             others: Vec::new(),
             takes_any: false,
+            answers_any: false,
             v6: Place::default(),
             routes,
         }
@@ -383,6 +387,17 @@ impl Site {
     /// every address of a single host. Link-local addresses belong to neighbours.
     pub fn takes(&self, address: Address) -> bool {
         self.is_ourselves(address) || self.takes_any && self.may_take(address)
+    }
+
+    /// Whether we answer hosts on the link for `address`, which is not ours.
+    pub fn answers_for(&self, address: Address) -> bool {
+        self.takes_any && self.answers_any && self.may_take(address)
+    }
+
+    /// Whether a question for an address that [`answers_for`](Self::answers_for) allows may be sent
+    /// to the group `dst`.
+    pub fn answers_at(&self, dst: Address) -> bool {
+        self.takes_any && self.answers_any && ndp::is_solicited_node(dst)
     }
 
     fn may_take(&self, address: Address) -> bool {

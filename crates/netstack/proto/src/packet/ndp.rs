@@ -307,11 +307,16 @@ pub fn solicitation(
 }
 
 /// A frame that announces `target` as ours: to the host that asked, whose link-layer address
-/// the caller fills in, or to all nodes.
-pub fn advertisement(src_mac: [u8; 6], target: Address, to: Option<Address>) -> Vec<u8> {
+/// the caller fills in, or to all nodes. `overrides` another answer (RFC 4861 section 4.4).
+pub fn advertisement(
+    src_mac: [u8; 6],
+    target: Address,
+    to: Option<Address>,
+    overrides: bool,
+) -> Vec<u8> {
     const SOLICITED: u8 = 0x40;
     const OVERRIDE: u8 = 0x20;
-    let flags = OVERRIDE | if to.is_some() { SOLICITED } else { 0 };
+    let flags = if overrides { OVERRIDE } else { 0 } | if to.is_some() { SOLICITED } else { 0 };
     let (mac, dst) = to.map_or((group_mac(ALL_NODES), ALL_NODES), |to| ([0; 6], to));
     let mut bytes = vec![NEIGHBOR_ADVERTISEMENT, 0, 0, 0, flags, 0, 0, 0];
     bytes.extend(target.bytes());
@@ -369,9 +374,12 @@ mod tests {
             overrides: true,
             router: false,
         };
-        let answer = advertisement(MAC, US, Some(PEER));
+        let answer = advertisement(MAC, US, Some(PEER), true);
         assert_eq!(read(&answer), Some(expected(true)));
-        assert_eq!(read(&advertisement(MAC, US, None)), Some(expected(false)));
+        assert_eq!(
+            read(&advertisement(MAC, US, None, true)),
+            Some(expected(false))
+        );
         assert_eq!(read(&router_solicitation(MAC, US)), None);
     }
 
