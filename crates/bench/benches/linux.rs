@@ -9,23 +9,23 @@
 //!
 //! | option | what | default |
 //! |---|---|---|
-//! | `--device v2,v3,xdp,tap` | how our stack reaches the kernel | all |
+//! | `--device v2,v3,xdp,tap,tun` | how our stack reaches the kernel | all |
 //! | `--frames large,small` | up to 64 KB, or no longer than the MTU: TSO, GSO and GRO off on both ends | both |
 //! | `--way send,receive` | which way the bytes go, seen from our end | both |
 //! | `--rounds N`, `--millis N` | pairs of slices, and the length of a slice | 8, 500 |
 //! | `--replicas N` | threads that run our stack | 1 |
 //! | `--pinned apart,together,no` | whether the ends, ours and the kernels' alike, stay on different cores, or both on one | apart with one replica |
-//! | `--buffer N` | buffers of our connection, in KiB, a power of two | 1024; tap, v3 and bad wires 4096 |
+//! | `--buffer N` | buffers of our connection, in KiB, a power of two | 1024; tap, tun, v3 and bad wires 4096 |
 //! | `--ring N` | ring of AF_PACKET, in KiB | 4096; v3 and bad wires 16384 |
-//! | `--merged yes,no` | whether TAP and AF_XDP are handed frames that are longer than the MTU with small ones, too | yes |
+//! | `--merged yes,no` | whether TAP, TUN and AF_XDP are handed frames that are longer than the MTU with small ones, too | yes |
 //! | `--loss 0,1000,10000,50000` | instead: over a bad wire that loses this many frames of a million each way | |
 //! | `--seeds N` | seeds for each loss | 3 |
 //! | `--rate N`, `--delay N`, `--queue N` | of the bad wire: Mbit/s, ms one way, bytes | 100, 5, 125000 |
 //!
-//! It makes two namespaces that a veth pair joins and a TAP in one of them, and removes them.
-//! Kernels use CUBIC. Every slice is another connection between two processes; its first 300
-//! ms do not count. Linux is measured over the veth pair in the rows of TAP, too, since a TAP has
-//! one kernel only. CPU seconds are of both processes, with the kernel's work for the
+//! It makes two namespaces that a veth pair joins, and a TAP and a TUN in one of them, and removes
+//! them. Kernels use CUBIC. Every slice is another connection between two processes; its first 300
+//! ms do not count. Linux is measured over the veth pair in the rows of TAP and TUN, too, since
+//! these have one kernel only. CPU seconds are of both processes, with the kernel's work for the
 //! network in their time, and of its threads for software interrupts. `whole machine's` is the
 //! ratio of all that any core did (`/proc/stat`): it leaves out nothing, and counts other work on
 //! the machine, too. `our end/Linux's` compares the near processes alone; work that the kernel does
@@ -76,7 +76,7 @@ mod run {
     };
     use super::linux::report::{self, Row};
     use super::linux::wire::{self, RunningWire, Wire};
-    use super::linux::{Device, Frames, OURS, PEER, TAP_OURS, TAP_PEER, Way};
+    use super::linux::{Device, Frames, OURS, PEER, Way};
     use dominoes_bench::namespaces;
     use dominoes_bench::report::Run;
     use dominoes_bench::spread::Spread;
@@ -222,20 +222,20 @@ mod run {
     }
 
     fn ours(options: &Options, device: Device, frames: Frames) -> Ours {
-        let tap = device == Device::Tap;
+        let (interface, address, _) = device.ends();
         // A millisecond, or a bad wire's delay, is several megabytes. A TAP makes no sender wait
         // for room, and a sender that waits for the window, because we slept, fills its own buffer
         // with bytes that are cold when they leave.
         let long = device == Device::Blocks || !options.loss.is_empty();
         let [buffer, ring] = match device {
             _ if long => [4_096, 16_384],
-            Device::Tap => [4_096, 0],
+            Device::Tap | Device::Tun => [4_096, 0],
             _ => [1_024, 4_096],
         };
         Ours {
             device: device.name().to_owned(),
-            interface: if tap { "tap0" } else { "veth0" }.to_owned(),
-            address: if tap { TAP_OURS } else { OURS },
+            interface: interface.to_owned(),
+            address,
             frames: frames.name().to_owned(),
             offloads: true,
             replicas: options.replicas,
@@ -314,12 +314,12 @@ mod run {
         way: Way,
     ) -> Outcome<Both> {
         let ours = frames.map(|frames| ours(options, device, frames));
-        let over_tap = device == Device::Tap && ours.is_some();
-        let server = server(if over_tap { TAP_PEER } else { PEER });
+        let over_tunnel = device.is_tunnel() && ours.is_some();
+        let server = server(if over_tunnel { device.ends().2 } else { PEER });
         let far = measured(task(None, true, way.other(), server), options, Core::First);
         let near = measured(task(ours, false, way, server), options, Core::Last);
-        // Our end of a TAP is the process that has it open.
-        let place = if over_tap {
+        // Our end of a TAP or TUN is the process that has it open.
+        let place = if over_tunnel {
             &fixture.peer
         } else {
             &fixture.ours

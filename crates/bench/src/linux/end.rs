@@ -12,6 +12,7 @@ use dominoes_bench::topology;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
 use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, XdpTransmit};
 use dominoes_drivers::tap::Tap;
+use dominoes_drivers::tun::Tun;
 use dominoes_netstack::{Limits, Stack};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -226,6 +227,13 @@ fn start(ours: &Ours) -> Outcome<(Stack, Arc<Times>)> {
         }
         Device::Tap => Box::new(
             Tap::options()
+                .offloads(ours.offloads)
+                .segmentation(large)
+                .merged(ours.merged)
+                .open(&ours.interface)?,
+        ),
+        Device::Tun => Box::new(
+            Tun::options()
                 .offloads(ours.offloads)
                 .segmentation(large)
                 .merged(ours.merged)

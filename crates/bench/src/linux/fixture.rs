@@ -7,16 +7,16 @@ use dominoes_bench::namespaces;
 pub(crate) use dominoes_bench::namespaces::{CubicAllowed, Namespace, Outcome, Process};
 
 use super::end::{Done, Task};
-use super::{Frames, KERNEL, PEER, TAP_PEER};
+use super::{Device, Frames, KERNEL, PEER};
 
 /// The longest time that an end may take in addition to its task.
 const TIMEOUT: Duration = Duration::from_secs(40);
 
-/// Two namespaces, joined by a veth pair, and a TAP.
+/// Two namespaces, joined by a veth pair, and a TAP and a TUN.
 pub(crate) struct Fixture {
     /// The namespace of our end; its kernel has an address, too.
     pub(crate) ours: Namespace,
-    /// The namespace of the other end, with the TAP.
+    /// The namespace of the other end, with the TAP and the TUN.
     pub(crate) peer: Namespace,
 }
 
@@ -27,9 +27,13 @@ impl Fixture {
     /// If something is missing.
     pub(crate) fn new() -> Outcome<Fixture> {
         let [ours, peer] = namespaces::pair(["ours", "peer"], [KERNEL, PEER])?;
-        peer.ip("tuntap add dev tap0 mode tap")?;
-        peer.ip(&format!("addr add {TAP_PEER}/24 dev tap0"))?;
-        peer.ip("link set tap0 up")?;
+        for device in [Device::Tap, Device::Tun] {
+            let (interface, _, address) = device.ends();
+            let mode = device.name();
+            peer.ip(&format!("tuntap add dev {interface} mode {mode}"))?;
+            peer.ip(&format!("addr add {address}/24 dev {interface}"))?;
+            peer.ip(&format!("link set {interface} up"))?;
+        }
         Ok(Fixture { ours, peer })
     }
 
@@ -41,7 +45,8 @@ impl Fixture {
         let on = frames == Frames::Large;
         self.ours.offloads("veth0", on)?;
         self.peer.offloads("veth0", on)?;
-        self.peer.offloads("tap0", on)
+        self.peer.offloads("tap0", on)?;
+        self.peer.offloads("tun0", on)
     }
 }
 

@@ -12,17 +12,12 @@ pub(crate) mod wire;
 
 use std::net::Ipv4Addr;
 
-/// Our stack's address on the pair of interfaces, and on the TAP.
+/// Our stack's address on the pair of interfaces.
 pub(crate) const OURS: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
 /// The kernel at the other end.
 pub(crate) const PEER: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 /// The kernel at our end, which takes our place for comparison.
 pub(crate) const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 3);
-/// Our stack and the kernel over the TAP: another network, or the kernel would have two routes to
-/// one.
-pub(crate) const TAP_OURS: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 1);
-/// The kernel over the TAP.
-pub(crate) const TAP_PEER: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 2);
 /// Where the other end listens.
 pub(crate) const PORT: u16 = 5001;
 
@@ -37,6 +32,27 @@ dominoes_bench::named! {
         Xdp = "xdp",
         /// The kernel's end is the TAP interface itself.
         Tap = "tap",
+        /// The same for a TUN.
+        Tun = "tun",
+    }
+}
+
+impl Device {
+    /// The interface, our address, and the kernel's. A TAP and a TUN have other networks, or the
+    /// kernel would have several routes to one.
+    pub(crate) fn ends(self) -> (&'static str, Ipv4Addr, Ipv4Addr) {
+        let network = |third| [1, 2].map(|host| Ipv4Addr::new(10, third, 0, host));
+        let (interface, [ours, peer]) = match self {
+            Device::Tap => ("tap0", network(79)),
+            Device::Tun => ("tun0", network(80)),
+            _ => ("veth0", [OURS, PEER]),
+        };
+        (interface, ours, peer)
+    }
+
+    /// Whether the kernel's end is the interface that we open.
+    pub(crate) fn is_tunnel(self) -> bool {
+        matches!(self, Device::Tap | Device::Tun)
     }
 }
 
@@ -67,7 +83,7 @@ dominoes_bench::named! {
         Large = "large",
         /// No longer than the MTU on the way: TSO, GSO and GRO are off on both interfaces. A
         /// kernel's TCP still hands over what its own software then divides, and so does our stack.
-        /// No interface divides our stack's frames for a TAP: the kernel there takes them in
+        /// No interface divides our stack's frames for a TAP or TUN: the kernel there takes them in
         /// one piece, unless `--merged no` forbids it.
         Small = "small",
     }
