@@ -401,7 +401,8 @@ fn stack_of(input: &mut Input<'_>) -> Stack {
         .syn_queue([64, 1][usize::from(sizes >> 7)]);
     limits.tcp.ecn = [Ecn::Accept, Ecn::Request, Ecn::Never, Ecn::Accept][usize::from(rules & 3)];
     if rules & 4 != 0 {
-        limits.tcp.congestion = CongestionControl::NewReno;
+        let controls = [CongestionControl::NewReno, CongestionControl::Bbr];
+        limits.tcp.congestion = controls[usize::from(rules >> 5 & 1)];
     }
     if rules & 8 != 0 {
         limits = limits.quantum(1);

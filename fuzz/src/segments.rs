@@ -153,7 +153,8 @@ impl Side {
         limits.tcp.ecn =
             [Ecn::Accept, Ecn::Request, Ecn::Never, Ecn::Accept][usize::from(rules & 3)];
         if rules & 4 != 0 {
-            limits.tcp.congestion = CongestionControl::NewReno;
+            let controls = [CongestionControl::NewReno, CongestionControl::Bbr];
+            limits.tcp.congestion = controls[usize::from(sizes & 1)];
         }
         if rules & 8 != 0 {
             limits = limits.quantum(1);

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
+use dominoes_netstack::CongestionControl;
 use dominoes_netstack::group::Primaries;
 use dominoes_testkit::packet::Family;
 use dominoes_testkit::{Rng, mix};
@@ -48,6 +49,12 @@ impl Plan {
     /// The IP version of its packets.
     pub(crate) fn family(&self) -> Family {
         family(self.seed)
+    }
+
+    /// The congestion control of the stack.
+    pub(crate) fn congestion(&self) -> CongestionControl {
+        let all = CongestionControl::ALL;
+        all[mix(self.seed ^ 1) as usize % all.len()]
     }
 
     /// This plan without changes of membership and without solo mode.

@@ -35,6 +35,7 @@ pub(crate) fn setup(plan: &Plan) -> Setup {
     limits.udp_receive_buffer = 1 << (10 + plan.seed % 4);
     limits.udp_send_buffer = 1 << (11 + plan.seed % 3);
     limits.frame_payload = plan.device.cuts as u32;
+    limits.tcp.congestion = plan.congestion();
     if plan.family() == Family::V6 {
         // 1280 to 1480, where IPv4 has 200 to 600.
         limits.mtu = 1280 + (plan.limits.mtu - 200) / 2;

@@ -111,6 +111,7 @@ pub(crate) fn run(
             "tx_slots" => limits.tx_slots = value,
             "mtu" => limits.mtu = value as u16,
             "newreno" => limits.tcp.congestion = CongestionControl::NewReno,
+            "bbr" => limits.tcp.congestion = CongestionControl::Bbr,
             "syn_queue" => limits.syn_queue = value,
             "resets_per_second" => limits.resets_per_second = value,
             "challenges_per_second" => limits.challenges_per_second = value,
@@ -648,9 +649,12 @@ impl Runner {
             ["max-segment", most] => {
                 stream.set_tuning(stream.tuning().max_segment(number(most)? as u16))
             }
-            ["newreno"] => {
-                let control = Some(CongestionControl::NewReno);
-                stream.set_tuning(stream.tuning().congestion(control))
+            ["newreno" | "bbr"] => {
+                let control = match what {
+                    ["bbr"] => CongestionControl::Bbr,
+                    _ => CongestionControl::NewReno,
+                };
+                stream.set_tuning(stream.tuning().congestion(Some(control)))
             }
             ["linger", time] => {
                 stream.set_linger(Some(span(time)?.into()));

@@ -12,8 +12,8 @@
 //! - `shutdown`, `close`, `abort`, `unlisten`: it ends its side; drops the socket; resets; stops
 //!   listening
 //! - `set nodelay [off]`, `set keepalive [off | IDLE INTERVAL PROBES]`, `set user-timeout T`,
-//!   `set linger T`, `set cork [off]`, `set max-segment N`, `set newreno`, `set ttl N`,
-//!   `set tos N`: it sets an option of the connection
+//!   `set linger T`, `set cork [off]`, `set max-segment N`, `set newreno`, `set bbr`,
+//!   `set ttl N`, `set tos N`: it sets an option of the connection
 //! - `< FLAGS field=value ...`: the peer sends a segment
 //! - `> FLAGS field=value ... [within=T] [after=T..T]`: the stack's next frame is such a segment,
 //!   and comes at once, within T, or between both times after the step before

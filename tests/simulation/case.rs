@@ -8,7 +8,8 @@ use std::rc::Rc;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::VariantKind;
 use dominoes_netstack::{
-    AnyListener, Connecting, Keepalive, Limits, SocketError, Sockets, TcpListener, TcpStream,
+    AnyListener, CongestionControl, Connecting, Keepalive, Limits, SocketError, Sockets,
+    TcpListener, TcpStream,
 };
 use dominoes_testkit::link::Faults;
 use dominoes_testkit::packet::Family;
@@ -86,6 +87,12 @@ fn locked(rng: &mut Rng) -> Variant {
     }
 }
 
+/// A congestion control, which takes no number from `rng`.
+fn control(rng: &Rng) -> CongestionControl {
+    let all = CongestionControl::ALL;
+    all[rng.clone().fork().index(all.len())]
+}
+
 /// A host with random limits and random wires.
 pub(super) fn host(rng: &mut Rng) -> HostConfig {
     let variant = match rng.below(8) {
@@ -108,6 +115,7 @@ pub(super) fn host(rng: &mut Rng) -> HostConfig {
         limits.panics_ppm = 1_000;
     }
     limits.mtu = [576, 1500, 1500, 9000][rng.below(4) as usize];
+    limits.tcp.congestion = control(rng);
     let stalls = Stalls {
         ppm: if rng.chance(500_000) { 6_500 } else { 0 },
         longest: Duration::from_millis(20),
@@ -136,6 +144,7 @@ fn lively_host(rng: &mut Rng) -> HostConfig {
     limits.send_buffer = 1 << (12 + rng.below(5));
     limits.tx_slots = 16 << rng.below(4);
     limits.mtu = [576, 1500, 1500, 9000][rng.below(4) as usize];
+    limits.tcp.congestion = control(rng);
     // A flip needs two other replicas to outvote it, and makes effects wait for a majority.
     let flips = replicas >= 3 && rng.chance(500_000);
     let life = FaultPlan {

@@ -31,6 +31,8 @@ impl Tcb {
         self.retransmit.on_ack(seg.ack, echoed, cx.now);
         self.retransmit.establish(snd.syn_lost);
         self.congestion.establish(u32::from(snd.mss), snd.syn_lost);
+        self.begin_pacing(cx.now);
+        let snd = &mut self.snd;
         self.timers.stop(Timer::Retransmit);
         snd.begin_data(seg.ack, cx.now);
         self.recovery = Recovery::new(seg.ack);
@@ -60,13 +62,14 @@ impl Tcb {
         }
         let (clean, una) = (self.is_clean(), self.snd.una);
         let has_sack = self.rcv.sack_permitted && matches!(seg.options, Options::Sack(_));
-        let report = (!clean || has_sack).then(|| self.process_blocks(seg, cx));
+        let is_measured = self.is_measured();
+        let report = (!clean || has_sack || is_measured).then(|| self.process_blocks(seg, cx));
         if seg.ack.after(self.snd.una) {
             let echoed = self.echoed(seg);
             let marked = self.echoes_congestion(seg);
             self.advance(seg.ack, echoed, clean, marked, cx.now);
             if marked {
-                self.slow_down();
+                self.slow_down(cx.now);
             }
         } else if !self.rcv.sack_permitted && self.is_duplicate(seg) {
             self.duplicate(cx);
@@ -77,6 +80,9 @@ impl Tcb {
         }
         if let (Some(report), true) = (report, self.rcv.sack_permitted) {
             self.respond(seg, report, cx);
+            if is_measured {
+                self.update_pacing(cx.now);
+            }
         }
         self.update_window(seg);
         if self.snd.is_fin_acknowledged() {

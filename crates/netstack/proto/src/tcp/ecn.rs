@@ -6,6 +6,7 @@ use super::Tcb;
 use super::receive_space::AckContents;
 use crate::config::{Ecn, Limits};
 use crate::log::request::{Flags, Segment};
+use crate::time::Instant;
 
 /// An ECN-setup SYN (RFC 3168 section 6.1.1).
 const SETUP: Flags = Flags::ECE.with(Flags::CWR);
@@ -41,11 +42,11 @@ impl Tcb {
 
     /// The peer reported congestion: reduces the window as after a loss, once for the data that
     /// was in flight (section 6.1.2).
-    pub(super) fn slow_down(&mut self) {
+    pub(super) fn slow_down(&mut self, now: Instant) {
         let snd = &mut self.snd;
         if self.congestion.is_open() && snd.una.at_or_after(self.congestion.recover()) {
             self.congestion
-                .on_congestion_mark(snd.nxt, u32::from(snd.mss));
+                .on_congestion_mark(now, snd.nxt, u32::from(snd.mss));
             snd.cwr = true;
         }
     }

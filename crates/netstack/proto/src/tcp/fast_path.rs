@@ -68,7 +68,11 @@ impl Tcb {
     /// The segments that the fast path can take now. Taking them never changes the result.
     fn eligible_fast_path(&self) -> FastPath {
         let waits_for_old_window = self.snd.wl1.after(self.rcv.nxt);
-        if !self.state.carries_data() || self.persists() || waits_for_old_window || !self.is_clean()
+        if !self.state.carries_data()
+            || self.persists()
+            || waits_for_old_window
+            || self.is_measured()
+            || !self.is_clean()
         {
             FastPath::Closed
         } else if !self.reassembly.is_empty() || self.rcv.fin_at != u64::MAX || self.orphan {

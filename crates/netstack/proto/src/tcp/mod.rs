@@ -34,7 +34,7 @@
 //! and `send.rs` numbers the frames. `recovery.rs` detects loss and schedules retransmissions,
 //! with the scoreboard in `scoreboard.rs` and the times in `rack.rs`; `undo.rs` reverts a
 //! reduction of the window if nothing was lost. `pmtu.rs` handles ICMP errors and the path MTU,
-//! `cookie.rs` does handshakes without state. `reassembly.rs`, `retransmit.rs` and `congestion`
+//! `cookie.rs` does handshakes without state, `pacing.rs` spreads what is sent over time. `reassembly.rs`, `retransmit.rs` and `congestion`
 //! are arithmetic; `user.rs` holds the calls of the application. `delayed_ack.rs` decides when
 //! received data is acknowledged.
 //!
@@ -70,6 +70,10 @@
 //!   section 3.3 would restart the estimate.
 //! - After a timeout, lost data is retransmitted at once, where F-RTO would try new data first
 //!   (RFC 5682 section 3.1, step 2.b); and F-RTO is used with SACK too.
+//! - BBR follows draft-ietf-ccwg-bbr-06, and needs SACK: a peer without it gets CUBIC (section
+//!   4.1.3.5.1 would estimate). A paced send that is late makes up for half of its own duration, as
+//!   on Linux, because timers do not fire early. A congestion mark (RFC 3168) counts
+//!   as a lost segment.
 //! - Without timestamps there are too few measurements for HyStart++ (RFC 9406), so slow start
 //!   ends with a loss.
 //! - FIN-WAIT-2 of a connection without a socket ends after [`FIN_WAIT_2`]; the RFC would wait
@@ -120,6 +124,7 @@ mod ecn;
 mod fast_path;
 pub mod fields;
 mod keepalive;
+mod pacing;
 mod pmtu;
 mod rack;
 mod reassembly;

@@ -145,8 +145,11 @@ impl Tcb {
             scoreboard,
             recovery,
             snd,
+            congestion,
             ..
         } = self;
+        let recovering = !congestion.is_open();
+        let mut bbr = congestion.bbr();
         let mut info = AckInfo {
             now: cx.now,
             echoed,
@@ -161,6 +164,9 @@ impl Tcb {
         let mut delivered = |range: &SentRange, rack: &mut Rack, info: &AckInfo| {
             late |= range.state == RangeState::Lost && !range.retransmitted;
             rack.delivered(range, info);
+            if let Some(bbr) = &mut bbr {
+                bbr.on_delivered(range, info.now);
+            }
         };
         scoreboard.acked(una, |range| delivered(range, rack, &info));
         rack.on_passed(una);
@@ -170,7 +176,7 @@ impl Tcb {
             dsack: None,
             spurious: false,
             blocks: false,
-            recovering: !self.congestion.is_open(),
+            recovering,
         };
         if let (Options::Sack(sack), true) = (seg.options, self.rcv.sack_permitted) {
             // In ascending order: a block that an earlier ACK omitted is no reordering.
@@ -212,7 +218,7 @@ impl Tcb {
         if self.congestion.is_open() && report.recovering {
             self.recovery.rack.recovered();
         }
-        self.end_tail_probe(seg, &report);
+        self.end_tail_probe(seg, &report, cx.now);
         if self.snd.una == self.snd.max {
             return;
         }
@@ -239,17 +245,25 @@ impl Tcb {
             recovery,
             retransmit,
             snd,
+            congestion,
             ..
         } = self;
         let many = scoreboard.sacked() > GAP_SEGMENTS * u32::from(snd.mss);
-        let mending = !self.congestion.is_open() || snd.una.before(self.congestion.recover());
+        let mending = !congestion.is_open() || snd.una.before(congestion.recover());
         let sure = many || mending;
         let window = recovery
             .rack
             .window(sure, retransmit.min_rtt, retransmit.srtt);
         let mut wait: Option<Instant> = None;
+        let view = congestion.view(now, 0, u32::from(snd.mss));
+        let mut bbr = congestion.bbr();
         let lost = scoreboard.mark_lost(|range| match recovery.rack.deadline(range, window) {
-            Some(at) if at <= now => true,
+            Some(at) if at <= now => {
+                if let Some(bbr) = &mut bbr {
+                    bbr.on_lost(range, &view);
+                }
+                true
+            }
             Some(at) => {
                 wait = wait.max(Some(at));
                 false
@@ -318,7 +332,7 @@ impl Tcb {
     }
 
     /// RFC 8985 section 7.4.2.
-    fn end_tail_probe(&mut self, seg: &Segment<'_>, report: &AckReport) {
+    fn end_tail_probe(&mut self, seg: &Segment<'_>, report: &AckReport, now: Instant) {
         let end = self.recovery.tail_probe_end;
         if self.recovery.tail_probe == TailProbe::None || seg.ack.before(end) {
             return;
@@ -328,7 +342,7 @@ impl Tcb {
             if seg.ack.after(end) {
                 // The probe repaired a loss that nothing else had detected.
                 let mss = u32::from(self.snd.mss);
-                self.congestion.on_congestion_mark(self.snd.nxt, mss);
+                self.congestion.on_congestion_mark(now, self.snd.nxt, mss);
             } else if report.delivered > 0 || report.blocks {
                 // The original or the probe arrived: the next acknowledgment shows which.
                 return;

@@ -60,13 +60,15 @@ pub(super) enum Timer {
     Keepalive,
     /// A response within the user timeout (RFC 9293 section 3.8.3).
     User,
+    /// The next quantum that the pacing rate allows.
+    Pace,
 }
 
 impl Timer {
     /// The number of timers that start and stop with the segments of a transfer.
     const FAST_TIMERS: usize = 3;
     /// The number of other timers.
-    const SLOW_TIMERS: usize = 3;
+    const SLOW_TIMERS: usize = 4;
 }
 
 /// The meaning of an expiry of the retransmission timer.
@@ -137,8 +139,8 @@ impl Timers {
         let mut place = timer as usize;
         if let Some(slow) = place.checked_sub(Timer::FAST_TIMERS) {
             self.slow[slow] = at;
-            let [a, b, c] = self.slow;
-            (at, place) = (a.min(b).min(c), Timer::FAST_TIMERS);
+            let [a, b, c, d] = self.slow;
+            (at, place) = (a.min(b).min(c.min(d)), Timer::FAST_TIMERS);
         }
         let before = core::mem::replace(&mut self.at[place], at);
         if before == self.next {
@@ -363,6 +365,8 @@ impl Tcb {
         if self.timers.take(Timer::User, now) {
             self.on_user_timeout(cx);
         }
+        // `finish` sends.
+        self.timers.take(Timer::Pace, now);
         if self.timers.take(Timer::Keepalive, now) {
             self.on_keepalive_timeout(cx);
         }
@@ -409,10 +413,11 @@ impl Tcb {
         let first = self.retransmit.retries == 1;
         let flight = snd.max.since(snd.una);
         self.congestion
-            .on_timeout(snd.max, flight, u32::from(snd.mss), first);
+            .on_timeout(cx.now, snd.max, flight, u32::from(snd.mss), first);
         if first {
             self.on_reduction(UndoCause::Timeout);
         }
+        self.count_all_lost(cx.now);
         self.mark_all_lost();
     }
 

@@ -98,6 +98,11 @@ impl Scoreboard {
         self.sacked == 0 && self.lost == 0
     }
 
+    /// All ranges, in the order of sequence numbers.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = &SentRange> {
+        self.ranges.iter()
+    }
+
     /// The range with the lowest numbers.
     pub(super) fn first(&self) -> Option<&SentRange> {
         self.ranges.front()

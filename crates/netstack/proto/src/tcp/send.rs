@@ -158,7 +158,14 @@ impl Tcb {
             State::Closed => self.send_reset(room, cx),
             State::SynSent | State::SynReceived => self.send_syn(room, cx),
             _ => {
+                let is_paced = self.congestion.is_paced();
+                if is_paced {
+                    self.before_paced_send(cx.now);
+                }
                 let is_blocked = self.send_payload(room, cx);
+                if is_paced {
+                    self.after_paced_send(cx.now);
+                }
                 if self.tuning.notsent_lowat != 0 {
                     self.tell_numbered(cx);
                 }
@@ -394,6 +401,15 @@ impl Tcb {
                 return false;
             }
         }
+        let allowance = self.allowance(cx.now);
+        if allowance < mss {
+            // `after_paced_send` starts a timer.
+            return false;
+        }
+        let (bytes, fin) = match bytes > allowance {
+            true => (allowance - allowance % mss, false),
+            false => (bytes, fin),
+        };
         if room == 0 {
             return true;
         }
@@ -429,6 +445,10 @@ impl Tcb {
         snd.nxt = seq + len;
         self.scoreboard.sent(snd.una, seq, snd.nxt, cx.now);
         self.congestion.on_sent(len);
+        if self.congestion.is_paced() {
+            self.count_paced(len, cx.now);
+        }
+        let snd = &mut self.snd;
         if !bytes.is_multiple_of(u32::from(snd.mss)) {
             snd.small = snd.nxt;
         }
@@ -459,6 +479,11 @@ impl Tcb {
             let pipe = self.pipe();
             let window = snd.wnd.saturating_sub(begin.since(snd.una));
             let usable = window.min(self.congestion.allowed(mss).saturating_sub(pipe));
+            let allowance = self.allowance(cx.now);
+            if allowance < mss {
+                return Resent::WindowClosed;
+            }
+            let usable = usable.min(allowance);
             let mut bytes = end.since(begin);
             if bytes > usable {
                 bytes = usable - usable % mss;
@@ -503,6 +528,9 @@ impl Tcb {
         self.scoreboard.on_retransmitted(begin, begin + len, cx.now);
         self.undo.resent(len, timestamp(cx.now));
         self.congestion.on_sent(len);
+        if self.congestion.is_paced() {
+            self.count_paced(len, cx.now);
+        }
         self.snd.sent_at = cx.now;
         self.retransmit.probes = 0;
         self.timers.stop(Timer::Persist);

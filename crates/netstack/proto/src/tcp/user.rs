@@ -160,6 +160,9 @@ impl Tcb {
         if tuning.congestion != before.congestion {
             let control = tuning.congestion.unwrap_or(cx.limits.tcp.congestion);
             self.congestion.switch(control);
+            if self.state.is_synchronized() {
+                self.begin_pacing(cx.now);
+            }
         }
         if tuning.max_segment != 0 {
             self.bound_segments(tuning.max_segment);

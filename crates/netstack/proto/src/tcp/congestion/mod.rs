@@ -2,9 +2,12 @@
 //!
 //! [`Congestion`] keeps the window and the phase of loss recovery: NewReno (RFC 6582) for peers
 //! without SACK, proportional rate reduction (RFC 9937) for the others. An [`Algorithm`] decides
-//! how fast the window opens and how far it falls: [`Reno`] or [`Cubic`].
+//! how fast the window opens and how far it falls: [`Reno`] or [`Cubic`]. [`Bbr`] sets the window
+//! itself, also in a recovery, and paces; `tcp/pacing.rs` connects it to what is sent.
 
+mod bbr;
 mod cubic;
+mod delivery;
 mod hystart;
 mod reno;
 
@@ -15,8 +18,11 @@ use crate::tcp::fields::Flip;
 use crate::tcp::fields::{Fields, field_variants, fields};
 use crate::time::{Duration, Instant};
 
+use bbr::{Bbr, BoxedBbr};
 use cubic::Cubic;
 use reno::Reno;
+
+pub(super) use bbr::PathView;
 
 /// No window grows beyond this: the largest that RFC 7323 section 2.3 can announce.
 const WINDOW_MAX: u32 = 1 << 30;
@@ -74,7 +80,7 @@ pub(super) struct Acked {
 ///
 /// It sees acknowledgments and losses, and sets the window and the threshold. It sees no
 /// acknowledgment during recovery, with a congestion mark, or while less than half the window
-/// is used. There is no pacing: an algorithm that sets a rate needs more than this trait.
+/// is used. [`Bbr`], which also sets a rate, needs more than this trait.
 trait Algorithm {
     /// By how many bytes the window grows after `ack` in slow start; `None` ends slow start.
     /// `initial`: no loss has happened yet.
@@ -162,6 +168,7 @@ macro_rules! algorithms {
 algorithms! {
     NewReno => Reno,
     Cubic => Cubic,
+    Bbr => BoxedBbr,
 }
 
 impl Default for Growth {
@@ -244,6 +251,10 @@ impl Congestion {
 
     /// Continues with another algorithm and the current window.
     pub(super) fn switch(&mut self, control: CongestionControl) {
+        if self.is_paced() {
+            // BBR has no threshold.
+            self.ssthresh = self.ssthresh.min(self.cwnd);
+        }
         self.growth = Growth::new(control);
         self.before_reduction = None;
     }
@@ -277,6 +288,56 @@ impl Congestion {
             self.cwnd + u32::from(self.duplicates.min(DUPLICATES - 1)) * mss
         } else {
             self.cwnd
+        }
+    }
+
+    /// Whether BBR sets window and rate.
+    #[inline]
+    pub(super) const fn is_paced(&self) -> bool {
+        matches!(self.growth, Growth::Bbr(_))
+    }
+
+    /// BBR, if it sets window and rate.
+    #[inline]
+    pub(super) fn bbr(&mut self) -> Option<&mut Bbr> {
+        match &mut self.growth {
+            Growth::Bbr(bbr) => Some(bbr),
+            _ => None,
+        }
+    }
+
+    /// The handshake is complete, or the algorithm has changed since: begins to pace if it is BBR,
+    /// which needs SACK; without that, CUBIC replaces it.
+    pub(super) fn begin_pacing(&mut self, now: Instant, srtt: Duration, mss: u32, has_sack: bool) {
+        let cwnd = self.cwnd;
+        match &mut self.growth {
+            Growth::Bbr(bbr) if has_sack => bbr.begin(now, srtt, cwnd, mss),
+            Growth::Bbr(_) => self.growth = Growth::new(CongestionControl::Cubic),
+            _ => {}
+        }
+    }
+
+    /// The connection as BBR sees it.
+    pub(super) fn view(&self, now: Instant, in_flight: u32, mss: u32) -> PathView {
+        PathView {
+            now,
+            mss,
+            in_flight,
+            cwnd: self.cwnd,
+            recovering: self.phase != CongestionPhase::Open,
+        }
+    }
+
+    /// An acknowledgment up to `una` was processed: BBR sets the window.
+    pub(super) fn set_by_bbr(&mut self, una: SeqNum, now: Instant, in_flight: u32, mss: u32) {
+        let view = self.view(now, in_flight, mss);
+        let is_repaired = una.at_or_after(self.recover);
+        if let Growth::Bbr(bbr) = &mut self.growth {
+            let mut view = view;
+            if bbr.is_after_timeout() && is_repaired {
+                view.cwnd = bbr.on_recovered(view.cwnd);
+            }
+            self.cwnd = bbr.on_ack(&view, Self::initial(mss));
         }
     }
 
@@ -358,7 +419,10 @@ impl Congestion {
         let is_over = una.at_or_after(self.recover);
         if self.phase == CongestionPhase::Reduction {
             if is_over {
-                self.cwnd = self.ssthresh;
+                self.cwnd = match &mut self.growth {
+                    Growth::Bbr(bbr) => bbr.on_recovered(self.cwnd),
+                    _ => self.ssthresh,
+                };
                 self.phase = CongestionPhase::Open;
             }
             return AckAction::Continue;
@@ -394,6 +458,9 @@ impl Congestion {
     /// arrived, with `pipe` bytes in flight. `safe`: SND.UNA advanced, and no further loss was
     /// detected. At least one segment leaves in a recovery.
     pub(super) fn reduce(&mut self, delivered: u32, safe: bool, pipe: u32, mss: u32) {
+        if self.is_paced() {
+            return;
+        }
         let begins = self.reduction.out == 0 && self.reduction.delivered == 0;
         if self.phase != CongestionPhase::Reduction || (delivered == 0 && !begins) {
             return;
@@ -428,8 +495,14 @@ impl Congestion {
     }
 
     /// There was congestion without loss: reduces the window, once for the data sent up to `nxt`.
-    pub(super) fn on_congestion_mark(&mut self, nxt: SeqNum, mss: u32) {
+    pub(super) fn on_congestion_mark(&mut self, now: Instant, nxt: SeqNum, mss: u32) {
         if self.phase == CongestionPhase::Open {
+            let view = self.view(now, 0, mss);
+            if let Some(bbr) = self.bbr() {
+                bbr.note_loss(&view);
+                self.recover = nxt;
+                return;
+            }
             self.reduce_window(self.cwnd, mss);
             // A mark is certain evidence of congestion, so this reduction is never undone.
             self.before_reduction = None;
@@ -443,8 +516,15 @@ impl Congestion {
         self.before_reduction = Some(Box::new(BeforeReduction {
             cwnd,
             ssthresh: self.ssthresh,
-            growth: self.growth.clone(),
+            growth: match &self.growth {
+                // BBR restores its own values.
+                Growth::Bbr(_) => Growth::default(),
+                growth => growth.clone(),
+            },
         }));
+        if self.is_paced() {
+            return;
+        }
         self.ssthresh = self.growth.algorithm().decrease(cwnd, flight, mss);
     }
 
@@ -465,11 +545,16 @@ impl Congestion {
             ssthresh,
             growth,
         } = *before;
-        let is_open = self.phase == CongestionPhase::Open;
-        let now = if is_open { self.cwnd } else { 0 };
-        self.cwnd = cwnd.min(pipe + Self::initial(mss)).max(now).max(mss);
-        self.ssthresh = ssthresh.max(cwnd);
-        self.growth = growth;
+        if let Growth::Bbr(bbr) = &mut self.growth {
+            bbr.on_spurious();
+            self.cwnd = bbr.on_recovered(self.cwnd);
+        } else {
+            let is_open = self.phase == CongestionPhase::Open;
+            let now = if is_open { self.cwnd } else { 0 };
+            self.cwnd = cwnd.min(pipe + Self::initial(mss)).max(now).max(mss);
+            self.ssthresh = ssthresh.max(cwnd);
+            self.growth = growth;
+        }
         self.recover = una;
         self.phase = CongestionPhase::Open;
         self.duplicates = 0;
@@ -507,9 +592,20 @@ impl Congestion {
 
     /// The retransmission timer expired, for the `first` time for this segment (RFC 5681 section
     /// 3.1, RFC 6582 section 3.2 step 4).
-    pub(super) fn on_timeout(&mut self, max: SeqNum, flight: u32, mss: u32, first: bool) {
+    pub(super) fn on_timeout(
+        &mut self,
+        now: Instant,
+        max: SeqNum,
+        flight: u32,
+        mss: u32,
+        first: bool,
+    ) {
         if first {
             self.reduce_window(flight, mss);
+        }
+        let view = self.view(now, flight, mss);
+        if let Some(bbr) = self.bbr() {
+            bbr.on_timeout(&view);
         }
         self.cwnd = mss;
         self.recover = max;
@@ -520,6 +616,10 @@ impl Congestion {
     /// Nothing was sent for longer than a timeout: the old window is no evidence any more (RFC
     /// 5681 section 4.1).
     pub(super) fn restart(&mut self, mss: u32) {
+        if self.is_paced() {
+            // It paces at the rate that it has measured.
+            return;
+        }
         self.cwnd = self.cwnd.min(Self::initial(mss));
         self.growth.algorithm().after_idle();
     }
@@ -590,7 +690,7 @@ mod tests {
     #[test]
     fn another_algorithm_goes_on_with_the_window_and_undoes_nothing() {
         let mut c = open();
-        c.on_timeout(SeqNum(9000), 8000, MSS, true);
+        c.on_timeout(Instant::ZERO, SeqNum(9000), 8000, MSS, true);
         let (cwnd, ssthresh) = (c.cwnd(), c.ssthresh());
         assert!(c.may_undo());
         for control in CongestionControl::ALL {
@@ -659,9 +759,9 @@ mod tests {
     #[test]
     fn a_timeout_halves_once_and_guards_against_old_duplicates() {
         let mut c = open();
-        c.on_timeout(SeqNum(9000), 8000, MSS, true);
+        c.on_timeout(Instant::ZERO, SeqNum(9000), 8000, MSS, true);
         assert_eq!((c.ssthresh, c.window()), (4000, MSS));
-        c.on_timeout(SeqNum(9000), 1000, MSS, false);
+        c.on_timeout(Instant::ZERO, SeqNum(9000), 1000, MSS, false);
         assert_eq!(c.ssthresh, 4000);
         for _ in 0..5 {
             assert_eq!(
@@ -742,7 +842,7 @@ mod tests {
         assert_eq!(c.recover(), SeqNum(500));
 
         c.cwnd = 20 * MSS;
-        c.on_timeout(SeqNum(20_000), 20 * MSS, MSS, true);
+        c.on_timeout(Instant::ZERO, SeqNum(20_000), 20 * MSS, MSS, true);
         c.cwnd = 15 * MSS;
         c.undo(SeqNum(500), 3 * MSS, MSS);
         assert_eq!(c.window(), 15 * MSS);
@@ -751,7 +851,7 @@ mod tests {
     #[test]
     fn congestion_that_was_noticed_without_loss_counts_once_a_window() {
         let mut c = open();
-        c.on_congestion_mark(SeqNum(10_000), MSS);
+        c.on_congestion_mark(Instant::ZERO, SeqNum(10_000), MSS);
         assert_eq!((c.ssthresh, c.window()), (5 * MSS, 5 * MSS));
         assert_eq!(c.recover(), SeqNum(10_000));
     }

@@ -352,7 +352,8 @@ pub(super) fn check(tcb: &Tcb, finish: Finish, limits: &Limits) {
         assert!(
             snd.una == snd.end
                 || tcb.timers.runs(Timer::Retransmit)
-                || tcb.timers.runs(Timer::Persist),
+                || tcb.timers.runs(Timer::Persist)
+                || tcb.timers.runs(Timer::Pace),
             "stalled: {tcb:?}"
         );
     }
