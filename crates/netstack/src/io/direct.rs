@@ -10,6 +10,7 @@ use crate::log::effect::{Deliver, Effect, EffectSink};
 use crate::log::request::{Request, Verdict};
 use crate::state::apply::{ReplicaState, Requests};
 use crate::stats::EffectStats;
+use crate::time::Instant;
 
 /// Maximum number of requests that wait at one time.
 const ROOM: usize = 1 << 10;
@@ -58,9 +59,11 @@ impl EffectSink for RequestEffects {
 /// The requests that the pump published since the last call of [`DirectLog::work`].
 #[derive(Default)]
 pub(crate) struct DirectLog {
+    /// Those below `done` are done; the pump reclaims their frames. Those from `done` to `end`
+    /// wait. The rest is empty, so the pump writes the next request in place.
     entries: Vec<Entry>,
-    /// Requests that are done; the pump reclaims their frames.
-    done: Vec<Entry>,
+    done: usize,
+    end: usize,
     effects: RequestEffects,
     /// The position at which the group's log will continue.
     position: u64,
@@ -68,32 +71,39 @@ pub(crate) struct DirectLog {
 
 impl Log for DirectLog {
     fn room(&mut self) -> usize {
-        ROOM - self.entries.len()
+        ROOM - (self.end - self.done)
     }
 
+    #[inline]
     fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
-        self.entries.push(Entry {
-            request: *request,
-            verdict,
-            run,
-        });
+        if self.end == self.entries.len() {
+            self.grow();
+        }
+        let entry = &mut self.entries[self.end];
+        entry.request = *request;
+        entry.verdict = verdict;
+        entry.run = run;
+        self.end += 1;
     }
 
     fn reclaim(&mut self, each: &mut dyn FnMut(Run)) {
-        self.done.drain(..).for_each(|entry| each(entry.run));
-        if self.entries.is_empty() {
-            // Keeps the allocation for later requests.
-            core::mem::swap(&mut self.entries, &mut self.done);
+        let done = &mut self.entries[..self.done];
+        done.iter_mut()
+            .for_each(|entry| each(core::mem::take(&mut entry.run)));
+        if self.done < self.end {
+            self.entries.rotate_left(self.done);
         }
+        self.end -= self.done;
+        self.done = 0;
     }
 
     /// All waiting requests count as one position.
     fn published(&self) -> u64 {
-        self.position + u64::from(!self.entries.is_empty())
+        self.position + u64::from(self.done < self.end)
     }
 
     fn performed(&mut self) -> u64 {
-        self.position + u64::from(self.entries.is_empty())
+        self.position + u64::from(self.done == self.end)
     }
 }
 
@@ -101,6 +111,15 @@ impl DirectLog {
     /// Begins at the position of a log that is completely performed.
     pub(crate) fn begin(&mut self, position: u64) {
         self.position = position;
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        self.entries.push(Entry {
+            request: Request::tick(Instant::ZERO, 0),
+            verdict: None,
+            run: Run::default(),
+        });
     }
 
     /// Prepares all waiting requests, then applies and performs them. All checksums come first:
@@ -113,14 +132,12 @@ impl DirectLog {
         template: &mut Template,
         stats: &mut EffectStats,
     ) -> usize {
-        let DirectLog {
-            entries, effects, ..
-        } = self;
+        let effects = &mut self.effects;
+        let entries = &mut self.entries[self.done..self.end];
         for Entry {
             request,
             verdict,
             run,
-            ..
         } in &mut *entries
         {
             if verdict.is_none() {
@@ -145,11 +162,7 @@ impl DirectLog {
         replica.apply_each(&mut performing, effects);
         let applied = performing.applied;
         drop(performing);
-        if self.done.is_empty() {
-            core::mem::swap(entries, &mut self.done);
-        } else {
-            self.done.append(entries);
-        }
+        self.done = self.end;
         applied
     }
 }
