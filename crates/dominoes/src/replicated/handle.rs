@@ -63,7 +63,7 @@ impl<M: StateMachine> ReplicaHandle<M> {
     fn try_write(&mut self, op: M::Op) -> Result<M::Answer, WriteError<M::Op>> {
         step("a write begins");
         let replica = &self.shared.replicas[self.replica];
-        if let Some(core) = replica.core.try_take() {
+        if let Some(core) = replica.try_core() {
             return self.shared.combine(self.replica, core, op);
         }
         let post = &*replica.posts[self.reader.place()];
@@ -73,7 +73,7 @@ impl<M: StateMachine> ReplicaHandle<M> {
             if let Some(answer) = post.take_answer() {
                 return answer;
             }
-            match replica.core.try_take() {
+            match replica.try_core() {
                 Some(core) => {
                     // None if the last combiner has answered.
                     if let Some(op) = post.withdraw() {

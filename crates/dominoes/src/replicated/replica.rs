@@ -174,6 +174,8 @@ pub(super) struct LocalReplica<M: StateMachine> {
     /// By the place of the handle's reader.
     pub(super) posts: Box<[CachePadded<Post<M>>]>,
     status: AtomicU8,
+    /// Threads that need the core in order to copy or remove the replica.
+    awaited: AtomicU64,
 }
 
 impl<M: StateMachine> LocalReplica<M> {
@@ -195,11 +197,41 @@ impl<M: StateMachine> LocalReplica<M> {
                 .map(|_| CachePadded::new(Post::new()))
                 .collect(),
             status: AtomicU8::new(ReplicaStatus::Absent as u8),
+            awaited: AtomicU64::new(0),
         }
     }
 
     pub(super) fn status(&self) -> ReplicaStatus {
         ReplicaStatus::of(self.status.load(Ordering::Relaxed))
+    }
+
+    /// The core, unless another thread has it.
+    pub(super) fn try_core(&self) -> Option<ExclusiveGuard<'_, Core<M>>> {
+        if self.awaited.load(Ordering::Relaxed) > 0 {
+            // Handles that read and write all the time would hardly leave it to others.
+            thread::yield_now();
+        }
+        self.core.try_take()
+    }
+
+    /// Waits for the core for as long as `wanted` returns true.
+    pub(super) fn await_core(
+        &self,
+        wanted: impl Fn() -> bool,
+    ) -> Option<ExclusiveGuard<'_, Core<M>>> {
+        let mut backoff = Backoff::new();
+        self.awaited.fetch_add(1, Ordering::Relaxed);
+        let core = loop {
+            if !wanted() {
+                break None;
+            }
+            if let Some(core) = self.core.try_take() {
+                break Some(core);
+            }
+            backoff.wait();
+        };
+        self.awaited.fetch_sub(1, Ordering::Relaxed);
+        core
     }
 
     fn set_status(&self, status: ReplicaStatus) {
@@ -266,13 +298,8 @@ impl<M: StateMachine> Shared<M> {
 
     /// Waits for the core of a replica.
     pub(super) fn core(&self, id: usize) -> ExclusiveGuard<'_, Core<M>> {
-        let mut backoff = Backoff::new();
-        loop {
-            if let Some(core) = self.replicas[id].core.try_take() {
-                return core;
-            }
-            backoff.wait();
-        }
+        let core = self.replicas[id].await_core(|| true);
+        core.expect("it waits until it has the core")
     }
 
     fn place_state(
@@ -420,16 +447,8 @@ impl<M: StateMachine> Shared<M> {
             .enumerate()
             .filter(|(from, _)| *from != id)
         {
-            let mut backoff = Backoff::new();
-            let mut source = loop {
-                if !replica.is_active() || replica.state.is_suspect() {
-                    break None;
-                }
-                if let Some(source) = replica.core.try_take() {
-                    break Some(source);
-                }
-                backoff.wait();
-            };
+            let is_source = || replica.is_active() && !replica.state.is_suspect();
+            let mut source = replica.await_core(is_source);
             let Some(source) = source.as_deref_mut() else {
                 continue;
             };
@@ -484,7 +503,7 @@ impl<M: StateMachine> Shared<M> {
         &self,
         id: usize,
     ) -> Result<Option<ExclusiveGuard<'_, Core<M>>>, ReplicatedError> {
-        let Some(mut core) = self.replicas[id].core.try_take() else {
+        let Some(mut core) = self.replicas[id].try_core() else {
             return Ok(None);
         };
         self.ready(id, &mut core)?;
