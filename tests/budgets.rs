@@ -34,7 +34,7 @@ const PARTS: [Part; 9] = [
         without: Some("crates/netstack/proto"),
         ..part("crates/netstack", 63_300, 45_000)
     },
-    part("crates/bench", 29_000, 21_000),
+    part("crates/bench", 29_600, 21_000),
     part("crates/testkit", 3_500, 3_000),
     part("tests", 21_300, 11_500),
     part("examples", 7_400, 5_000),

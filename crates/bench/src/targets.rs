@@ -60,6 +60,12 @@ pub const TARGETS: &[Target] = &[
         published: paper::CHANNEL,
     },
     Target {
+        name: "replicated",
+        about: "a replicated map beside locks and concurrent maps: reads and writes, one thread and two",
+        takes: "about 6 minutes; --quick: 1 minute",
+        published: &[],
+    },
+    Target {
         name: "micro",
         about: "single calls of the log and of timers on one thread, by criterion",
         takes: "about 2 minutes; --quick: 15 seconds",
