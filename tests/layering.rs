@@ -189,7 +189,7 @@ const CRATES: [(&str, &[&str]); 6] = [
 ];
 
 /// The files that may use `unsafe`.
-const UNSAFE: [&str; 21] = [
+const UNSAFE: [&str; 31] = [
     "crates/dominoes/src/batches.rs",
     "crates/dominoes/src/exclusive.rs",
     "crates/dominoes/src/replicated/state_lock.rs",
@@ -211,6 +211,16 @@ const UNSAFE: [&str; 21] = [
     "crates/drivers/src/sys/xdp.rs",
     "crates/drivers/src/umem.rs",
     "crates/drivers/src/xsk_ring.rs",
+    "crates/preload/src/addr.rs",
+    "crates/preload/src/calls.rs",
+    "crates/preload/src/calls/bytes.rs",
+    "crates/preload/src/calls/descriptors.rs",
+    "crates/preload/src/calls/messages.rs",
+    "crates/preload/src/calls/open.rs",
+    "crates/preload/src/calls/ready.rs",
+    "crates/preload/src/sys.rs",
+    "crates/preload/tests/programs/calls.rs",
+    "crates/preload/tests/programs/peer.rs",
 ];
 
 /// The files that a frame passes through in `replicated` from one device to the other.

@@ -68,6 +68,8 @@
 //!
 //! [`SocketError::WouldBlock`]: crate::SocketError::WouldBlock
 
+#[doc(hidden)]
+pub mod direct;
 mod held;
 mod registration;
 mod source;

@@ -1,0 +1,122 @@
+//! Messages: bytes in parts, with addresses.
+
+use core::ffi::{c_int, c_uint, c_void};
+
+use libc::{mmsghdr, msghdr, sockaddr, ssize_t, timespec};
+
+use super::bytes::{receive, sender, transmit};
+use super::{Ours, answer, interpose, ours, parts, views, views_mut};
+use crate::addr;
+use crate::sys::Errno;
+
+interpose! {
+    fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t |next| {
+        match ours(fd) {
+            Some(ours) => answer(receive_message(&ours, message, flags)),
+            None => next(fd, message, flags),
+        }
+    }
+
+    fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t |next| {
+        if message.is_null() {
+            return next(fd, message, flags);
+        }
+        match sender(fd, (*message).msg_name.cast(), (*message).msg_namelen) {
+            Ok(Some(ours)) => answer(send_message(&ours, message, flags)),
+            Ok(None) => next(fd, message, flags),
+            Err(errno) => answer(Err(errno)),
+        }
+    }
+
+    fn recvmmsg(
+        fd: c_int,
+        messages: *mut mmsghdr,
+        count: c_uint,
+        flags: c_int,
+        timeout: *mut timespec,
+    ) -> c_int |next| {
+        let Some(ours) = ours(fd) else {
+            return next(fd, messages, count, flags, timeout);
+        };
+        let mut done = 0;
+        while done < count {
+            let message = messages.add(done as usize);
+            // Only the first one waits, as with a timeout that is over.
+            let later = if done > 0 { libc::MSG_DONTWAIT } else { 0 };
+            let flags = flags & !libc::MSG_WAITFORONE | later;
+            match receive_message(&ours, &raw mut (*message).msg_hdr, flags) {
+                Ok(len) => (*message).msg_len = len as c_uint,
+                Err(errno) if done == 0 => return answer(Err(errno)) as c_int,
+                Err(_) => break,
+            }
+            done += 1;
+        }
+        done as c_int
+    }
+
+    fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int |next| {
+        if messages.is_null() || count == 0 {
+            return next(fd, messages, count, flags);
+        }
+        let first = &(*messages).msg_hdr;
+        let ours = match sender(fd, first.msg_name.cast(), first.msg_namelen) {
+            Ok(Some(ours)) => ours,
+            Ok(None) => return next(fd, messages, count, flags),
+            Err(errno) => return answer(Err(errno)) as c_int,
+        };
+        for done in 0..count {
+            let message = messages.add(done as usize);
+            match send_message(&ours, &raw const (*message).msg_hdr, flags) {
+                Ok(len) => (*message).msg_len = len as c_uint,
+                Err(errno) if done == 0 => return answer(Err(errno)) as c_int,
+                Err(_) => return done as c_int,
+            }
+        }
+        count as c_int
+    }
+}
+
+/// # Safety
+/// `message` is null or describes live memory.
+unsafe fn receive_message(ours: &Ours, message: *mut msghdr, flags: c_int) -> Result<usize, Errno> {
+    if message.is_null() {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: the caller's promise, for the structure and its pointers.
+    unsafe {
+        let parts = parts((*message).msg_iov, (*message).msg_iovlen, libc::EMSGSIZE)?;
+        let (len, arrived) = receive(ours, &mut views_mut(parts)?, flags)?;
+        (*message).msg_flags = 0;
+        (*message).msg_controllen = 0;
+        match arrived {
+            Some((copied, whole, from)) => {
+                if whole > copied {
+                    (*message).msg_flags |= libc::MSG_TRUNC;
+                }
+                if !(*message).msg_name.is_null() {
+                    let name: *mut c_void = (*message).msg_name;
+                    let name_len = &raw mut (*message).msg_namelen;
+                    addr::write(
+                        from,
+                        ours.0.common.domain,
+                        name.cast::<sockaddr>(),
+                        name_len,
+                    )?;
+                }
+            }
+            None => (*message).msg_namelen = 0,
+        }
+        Ok(len)
+    }
+}
+
+/// # Safety
+/// `message` describes live memory.
+unsafe fn send_message(ours: &Ours, message: *const msghdr, flags: c_int) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise, for the structure and its pointers.
+    unsafe {
+        let parts = parts((*message).msg_iov, (*message).msg_iovlen, libc::EMSGSIZE)?;
+        let (name, len) = ((*message).msg_name, (*message).msg_namelen);
+        transmit(ours, &views(parts)?, flags, name.cast(), len)
+    }
+}

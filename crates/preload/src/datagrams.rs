@@ -1,0 +1,182 @@
+//! UDP sockets that are ours.
+
+use core::ffi::c_int;
+use std::io::{IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use dominoes_netstack::poller::direct::Watchable;
+use dominoes_netstack::{SocketError, UdpReceiver, UdpSender, UdpSocket};
+
+use crate::options;
+use crate::socket::{Common, Live, Object, Socket, errno_of, families, lock, stack};
+use crate::sys::{Errno, Fd};
+
+/// A bound UDP socket.
+pub(crate) struct Udp {
+    pub(crate) whole: UdpSocket,
+    is_at_any_address: bool,
+    receiver: Mutex<UdpReceiver>,
+    sender: Mutex<UdpSender>,
+}
+
+/// A received datagram: copied bytes, length, sender.
+pub(crate) type Arrived = (usize, usize, SocketAddr);
+
+impl Udp {
+    fn new(whole: UdpSocket, is_at_any_address: bool) -> Result<Udp, Errno> {
+        let (receiver, sender) = whole.try_clone().map_err(|_| libc::ENOBUFS)?.split();
+        Ok(Udp {
+            whole,
+            is_at_any_address,
+            receiver: Mutex::new(receiver),
+            sender: Mutex::new(sender),
+        })
+    }
+
+    pub(crate) fn recv(
+        &self,
+        common: &Common,
+        live: &Live,
+        into: &mut [IoSliceMut<'_>],
+        flags: c_int,
+    ) -> Result<Arrived, Errno> {
+        if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+            return Err(libc::EAGAIN);
+        }
+        loop {
+            let result = self.take(into, flags & libc::MSG_PEEK != 0);
+            live.mirror.refresh();
+            match result {
+                Err(SocketError::WouldBlock) if !common.may_wait(flags) => {
+                    return Err(libc::EAGAIN);
+                }
+                Err(SocketError::WouldBlock) => live.mirror.wait_readable()?,
+                result => return result.map_err(errno_of),
+            }
+        }
+    }
+
+    fn take(&self, into: &mut [IoSliceMut<'_>], peeks: bool) -> Result<Arrived, SocketError> {
+        let mut receiver = lock(&self.receiver);
+        let received = receiver.try_peek()?;
+        let (from, (mut a, mut b)) = (received.from, received.parts);
+        let len = a.len() + b.len();
+        let mut copied = 0;
+        for part in into {
+            let mut done = 0;
+            for bytes in [&mut a, &mut b] {
+                let now = bytes.len().min(part.len() - done);
+                part[done..done + now].copy_from_slice(&bytes[..now]);
+                *bytes = &bytes[now..];
+                done += now;
+            }
+            copied += done;
+        }
+        if !peeks {
+            receiver.consume();
+        }
+        Ok((copied, len, from))
+    }
+
+    /// Sends a datagram to `remote`, or to the connected peer.
+    pub(crate) fn send(
+        &self,
+        common: &Common,
+        live: &Live,
+        from: &[IoSlice<'_>],
+        remote: Option<SocketAddr>,
+        flags: c_int,
+    ) -> Result<usize, Errno> {
+        let joined;
+        let bytes: &[u8] = match from {
+            [one] => one,
+            _ => {
+                joined = from
+                    .iter()
+                    .flat_map(|part| part.iter().copied())
+                    .collect::<Vec<_>>();
+                &joined
+            }
+        };
+        let remote = remote.map(|to| SocketAddr::new(to.ip().to_canonical(), to.port()));
+        if remote.is_some_and(|to| to.port() == 0) {
+            return Err(libc::EINVAL);
+        }
+        loop {
+            let mut sender = lock(&self.sender);
+            let result = match remote {
+                Some(remote) => sender.try_send_to(bytes, remote),
+                None => sender.try_send(bytes),
+            };
+            drop(sender);
+            live.mirror.refresh();
+            match result {
+                Err(SocketError::WouldBlock) if !common.may_wait(flags) => {
+                    return Err(libc::EAGAIN);
+                }
+                Err(SocketError::WouldBlock) => live.mirror.wait_writable()?,
+                Err(SocketError::NotConnected) => return Err(libc::EDESTADDRREQ),
+                result => return result.map(|()| bytes.len()).map_err(errno_of),
+            }
+        }
+    }
+
+    /// The value of `SO_ERROR`, which it clears.
+    pub(crate) fn take_error(&self) -> Errno {
+        let error = self.whole.take_error().ok().flatten();
+        error.as_ref().and_then(SocketError::of).map_or(0, errno_of)
+    }
+
+    /// The length of the next datagram.
+    pub(crate) fn unread(&self) -> usize {
+        let mut receiver = lock(&self.receiver);
+        receiver
+            .try_peek()
+            .map_or(0, |next| next.parts.0.len() + next.parts.1.len())
+    }
+
+    pub(crate) fn connect(&self, remote: SocketAddr) -> Result<(), Errno> {
+        let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());
+        lock(&self.sender).connect(remote).map_err(errno_of)
+    }
+
+    /// Its address. One that is at any address has one of ours while it is connected.
+    pub(crate) fn local(&self, common: &Common) -> SocketAddr {
+        let any = common.unspecified();
+        match self.whole.local_addr() {
+            Ok(local) if self.is_at_any_address && self.whole.peer_addr().is_err() => {
+                SocketAddr::new(any.ip(), local.port())
+            }
+            Ok(local) => local,
+            Err(_) => any,
+        }
+    }
+
+    pub(crate) fn disconnect(&self) {
+        lock(&self.sender).disconnect();
+    }
+}
+
+/// Makes a UDP socket ours, bound to `local`.
+///
+/// # Errors
+/// `EADDRINUSE`, `EADDRNOTAVAIL`, `ENOBUFS`, `EMFILE`; `EINVAL` if it is ours.
+pub(crate) fn bind(socket: &Arc<Socket>, fd: Fd, local: SocketAddr) -> Result<Arc<Socket>, Errno> {
+    if socket.live.is_some() {
+        return Err(libc::EINVAL);
+    }
+    let is_only_v6 = socket.is_only_v6(fd);
+    let canonical = SocketAddr::new(local.ip().to_canonical(), local.port());
+    let whole = match local.ip().is_unspecified() {
+        true => stack()?.bind_udp_for(families(local, is_only_v6), local.port()),
+        false => stack()?.bind_udp_on(canonical),
+    };
+    let whole = whole.map_err(errno_of)?;
+    socket.become_ours(|shadow| {
+        let watchable = Watchable::new(&whole);
+        let udp = Udp::new(whole, local.ip().is_unspecified())?;
+        options::apply_to_datagrams(&udp, shadow.number(), socket.common.domain);
+        Ok((Object::Udp(Box::new(udp)), watchable))
+    })
+}

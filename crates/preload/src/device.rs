@@ -1,0 +1,40 @@
+//! Opens the device that the settings name.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use dominoes_drivers::Device;
+use dominoes_drivers::DeviceError;
+use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
+use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, Redirect};
+use dominoes_drivers::tap::Tap;
+use dominoes_drivers::tun::Tun;
+
+use crate::config::{Config, Kind};
+
+/// Opens the device.
+///
+/// # Errors
+/// If it does not exist, is in use, or this process lacks the privilege.
+pub(crate) fn open(config: &Config) -> Result<Box<dyn Device>, DeviceError> {
+    let name = &*config.interface;
+    let address = match config.addresses[0].address {
+        IpAddr::V4(address) => address,
+        IpAddr::V6(_) => Ipv4Addr::UNSPECIFIED,
+    };
+    Ok(match config.kind {
+        Kind::Tap => Box::new(Tap::options().open(name)?),
+        Kind::Tun => Box::new(Tun::options().open(name)?),
+        Kind::Packet => {
+            let options = AfPacketOptions::default().address(address);
+            Box::new(AfPacket::open(name, options)?)
+        }
+        Kind::Xdp => {
+            let mut options = AfXdpOptions::default().address(address);
+            if config.addresses.iter().any(|cidr| cidr.address.is_ipv6()) {
+                // The link-local address is not known yet.
+                options = options.redirect(Redirect::Everything);
+            }
+            Box::new(AfXdp::open(name, &options)?)
+        }
+    })
+}

@@ -1,0 +1,172 @@
+//! `dominoes-run`: runs a program with the library preloaded.
+
+#[allow(dead_code, reason = "the library uses all of it")]
+#[path = "config.rs"]
+mod config;
+#[path = "device.rs"]
+mod device;
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use config::{Config, Kind, VARIABLES};
+
+/// The exit code without a device, as of a shell without the program.
+const NOTHING: u8 = 127;
+
+const USAGE: &str = "\
+Runs a program whose TCP and UDP sockets are ours.
+
+dominoes-run DEVICE --addr CIDR [OPTIONS] -- PROGRAM [ARGUMENTS]
+
+  --tap NAME          use this TAP interface
+  --tun NAME          use this TUN interface
+  --packet NAME       use this network interface through AF_PACKET
+  --xdp NAME          use this network interface through AF_XDP
+  --addr CIDR         our address and its prefix, as in 10.0.0.1/24; as often as wanted
+  --addr6 CIDR        the same for IPv6
+  --gateway IP        a gateway for other networks, once for each family [none]
+  --replicas N        threads that run the stack, or auto [1]
+  --only CIDR         only these destinations are ours; as often as wanted
+  --except CIDR       these destinations stay the kernel's; as often as wanted
+  --loopback          127.0.0.0/8 and ::1 are ours, too
+  --fallback          use the kernel's sockets if the stack cannot start
+  --stats             print the counters of the stack when the program ends
+  --log               print which sockets are ours, and why not
+";
+
+/// The variables, in the order of [`VARIABLES`].
+type Values = [String; VARIABLES.len()];
+
+struct Run {
+    values: Values,
+    program: Vec<OsString>,
+}
+
+fn main() -> ExitCode {
+    let run = match read() {
+        Ok(Some(run)) => run,
+        Ok(None) => {
+            // A reader that has read enough closes the pipe.
+            let _ = std::io::stdout().write_all(USAGE.as_bytes());
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => return fail(&*error),
+    };
+    match start(run) {
+        Ok(never) => match never {},
+        Err(error) => fail(&*error),
+    }
+}
+
+fn fail(error: &dyn Error) -> ExitCode {
+    eprintln!("dominoes-run: {error}");
+    ExitCode::from(NOTHING)
+}
+
+/// Replaces this process by the program.
+fn start(run: Run) -> Result<core::convert::Infallible, Box<dyn Error>> {
+    let Run { values, program } = run;
+    let [name, arguments @ ..] = &*program else {
+        return Err("no program; write it after --".into());
+    };
+    let pairs: Vec<_> = VARIABLES.iter().zip(&values).collect();
+    let value = |wanted: &str| {
+        let mut pairs = pairs.iter();
+        pairs
+            .find(|(name, _)| **name == wanted)
+            .map(|(_, value)| (*value).clone())
+    };
+    let config = Config::read(value)?;
+    let mut command = Command::new(name);
+    command.args(arguments);
+    // The program opens it again. A message here is clearer than one from within the program.
+    match device::open(&config) {
+        Err(error) if config.falls_back => {
+            eprintln!(
+                "dominoes-run: {}: {error}; using the kernel's sockets",
+                config.interface
+            );
+        }
+        Err(error) => return Err(format!("{}: {error}", config.interface).into()),
+        Ok(_) => {
+            let mut preload = library()?.into_os_string();
+            if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|all| !all.is_empty()) {
+                preload.push(":");
+                preload.push(others);
+            }
+            command.env("LD_PRELOAD", preload);
+            for (name, value) in &pairs {
+                command.env(format!("DOMINOES_{name}"), value);
+            }
+        }
+    }
+    Err(format!("{}: {}", name.display(), command.exec()).into())
+}
+
+/// The library, which is beside this program, or at the path in `DOMINOES_LIBRARY`.
+fn library() -> Result<PathBuf, Box<dyn Error>> {
+    if let Some(path) = std::env::var_os("DOMINOES_LIBRARY") {
+        return Ok(path.into());
+    }
+    let path = std::env::current_exe()?.with_file_name("libdominoes_preload.so");
+    match path.exists() {
+        true => Ok(path),
+        false => Err(format!("{} is missing; build the package", path.display()).into()),
+    }
+}
+
+/// Reads the command line; `None` if the user asks for help.
+fn read() -> Result<Option<Run>, Box<dyn Error>> {
+    use lexopt::Arg::{Long, Value};
+    let mut values = Values::default();
+    let mut set = |name: &str, text: &str| {
+        let index = VARIABLES.iter().position(|other| *other == name);
+        let value = &mut values[index.unwrap_or(0)];
+        if !value.is_empty() {
+            value.push(',');
+        }
+        value.push_str(text);
+    };
+    let mut parser = lexopt::Parser::from_env();
+    let mut program = Vec::new();
+    while let Some(argument) = parser.next()? {
+        let option = match argument {
+            Long("help") | lexopt::Arg::Short('h') => return Ok(None),
+            Long(option) => option.to_owned(),
+            Value(name) => {
+                program.push(name);
+                program.extend(parser.raw_args()?);
+                break;
+            }
+            other => return Err(other.unexpected().into()),
+        };
+        let mut text = || {
+            parser
+                .value()?
+                .into_string()
+                .map_err(|_| "not UTF-8".into())
+        };
+        let text: &mut dyn FnMut() -> Result<String, Box<dyn Error>> = &mut text;
+        match &*option {
+            "addr" | "addr6" => set("ADDR", &text()?),
+            "gateway" => set("GATEWAY", &text()?),
+            "replicas" => set("REPLICAS", &text()?),
+            "only" => set("ONLY", &text()?),
+            "except" => set("EXCEPT", &text()?),
+            "loopback" => set("LOOPBACK", "1"),
+            "fallback" => set("FALLBACK", "1"),
+            "stats" => set("STATS", "1"),
+            "log" => set("LOG", "1"),
+            kind if Kind::ALL.iter().any(|(name, _)| *name == kind) => {
+                set("DEVICE", &format!("{kind}:{}", text()?));
+            }
+            other => return Err(format!("`--{other}` is unknown; see --help").into()),
+        }
+    }
+    Ok(Some(Run { values, program }))
+}
