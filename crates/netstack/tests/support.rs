@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::{SocketError, Sockets, TcpStream};
+use dominoes_netstack::{ConnectionStats, SocketError, Sockets, Stack, TcpStream};
 use dominoes_testkit::Rng;
 use dominoes_testkit::net::{HostId, Net};
 
@@ -19,6 +19,14 @@ const PIECE: usize = 200_000;
 /// The stack at 10.0.0.`last`.
 pub(crate) fn setup(last: u8) -> Setup {
     Setup::new([10, 0, 0, last].into(), 24, [u64::from(last), 7])
+}
+
+/// The list of the `count` connections of `stack`. On a busy machine a worker may be without a core
+/// for longer than [`Stack::connections`] waits; then the list lacks its connections.
+pub(crate) fn connections(stack: &Stack, count: usize) -> Vec<ConnectionStats> {
+    let mut lists = (0..100).map(|_| stack.connections(usize::MAX));
+    let found = lists.find(|list| list.len() == count);
+    found.unwrap_or_else(|| panic!("no list of {count} connections"))
 }
 
 /// The byte at offset `at` of a stream.
