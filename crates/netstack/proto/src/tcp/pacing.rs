@@ -3,9 +3,10 @@
 //! The next quantum leaves at a deadline like any other. Times come from the log, so each replica
 //! paces equally.
 
-use super::Tcb;
 use super::retransmit::Timer;
 use super::scoreboard::{RangeState, SentRange};
+use super::{Cx, Tcb};
+use crate::log::effect::EffectSink;
 use crate::time::Instant;
 
 impl Tcb {
@@ -31,6 +32,15 @@ impl Tcb {
         self.congestion.set_by_bbr(una, now, in_flight, mss);
     }
 
+    /// Sends what windows and rate allow, and waits for the next quantum.
+    #[cold]
+    pub(super) fn send_paced<S: EffectSink>(&mut self, room: u32, cx: &mut Cx<'_, S>) -> bool {
+        self.before_paced_send(cx.now);
+        let is_blocked = self.send_payload(room, cx);
+        self.after_paced_send(cx.now);
+        is_blocked
+    }
+
     /// Bytes that may be sent at `now` for the sake of the pacing rate.
     #[inline]
     pub(super) fn allowance(&mut self, now: Instant) -> u32 {
@@ -40,8 +50,7 @@ impl Tcb {
     }
 
     /// There may be something to send.
-    #[cold]
-    pub(super) fn before_paced_send(&mut self, now: Instant) {
+    fn before_paced_send(&mut self, now: Instant) {
         let view = self
             .congestion
             .view(now, self.pipe(), u32::from(self.snd.mss));
@@ -82,8 +91,7 @@ impl Tcb {
     }
 
     /// As much was sent as the windows and the rate allow: waits for the next quantum.
-    #[cold]
-    pub(super) fn after_paced_send(&mut self, now: Instant) {
+    fn after_paced_send(&mut self, now: Instant) {
         let mss = u32::from(self.snd.mss);
         let rest = self.snd.nxt != self.snd.end || self.scoreboard.lost() > 0;
         let is_full = self.congestion.allowed(mss).saturating_sub(self.pipe()) < mss;

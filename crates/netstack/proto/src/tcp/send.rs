@@ -158,14 +158,11 @@ impl Tcb {
             State::Closed => self.send_reset(room, cx),
             State::SynSent | State::SynReceived => self.send_syn(room, cx),
             _ => {
-                let is_paced = self.congestion.is_paced();
-                if is_paced {
-                    self.before_paced_send(cx.now);
-                }
-                let is_blocked = self.send_payload(room, cx);
-                if is_paced {
-                    self.after_paced_send(cx.now);
-                }
+                let is_blocked = if self.congestion.is_paced() {
+                    self.send_paced(room, cx)
+                } else {
+                    self.send_payload(room, cx)
+                };
                 if self.tuning.notsent_lowat != 0 {
                     self.tell_numbered(cx);
                 }
@@ -349,7 +346,11 @@ impl Tcb {
     }
 
     /// Sends data, FIN, retransmissions, and probes.
-    fn send_payload<S: EffectSink>(&mut self, mut room: u32, cx: &mut Cx<'_, S>) -> bool {
+    pub(super) fn send_payload<S: EffectSink>(
+        &mut self,
+        mut room: u32,
+        cx: &mut Cx<'_, S>,
+    ) -> bool {
         match self.snd.due {
             Due::Nothing | Due::Reset => {}
             _ if room == 0 => return true,
@@ -401,15 +402,17 @@ impl Tcb {
                 return false;
             }
         }
-        let allowance = self.allowance(cx.now);
-        if allowance < mss {
-            // `after_paced_send` starts a timer.
-            return false;
+        let (mut bytes, mut fin) = (bytes, fin);
+        if self.congestion.is_paced() {
+            let allowance = self.allowance(cx.now);
+            if allowance < mss {
+                // `send_paced` starts a timer.
+                return false;
+            }
+            if bytes > allowance {
+                (bytes, fin) = (allowance - allowance % mss, false);
+            }
         }
-        let (bytes, fin) = match bytes > allowance {
-            true => (allowance - allowance % mss, false),
-            false => (bytes, fin),
-        };
         if room == 0 {
             return true;
         }
