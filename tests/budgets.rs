@@ -29,10 +29,10 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 const PARTS: [Part; 10] = [
     part("crates/dominoes", 21_100, 17_000),
     part("crates/drivers", 23_800, 20_000),
-    part("crates/netstack/proto", 33_200, 31_000),
+    part("crates/netstack/proto", 33_800, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
-        ..part("crates/netstack", 63_300, 45_000)
+        ..part("crates/netstack", 63_900, 45_000)
     },
     part("crates/bench", 29_600, 21_000),
     part("crates/preload", 5_600, 4_000),

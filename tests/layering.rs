@@ -103,7 +103,8 @@ const ROOMS: [Room; 25] = [
         "socket",
         Access::All,
         &[
-            "clock", "config", "error", "io", "ip", "keys", "log", "state", "stats", "time", "udp",
+            "clock", "config", "error", "io", "ip", "keys", "log", "packet", "state", "stats",
+            "time", "udp",
         ],
     ),
     room(

@@ -154,6 +154,8 @@ pub use socket::{
     Datagram, EchoSocket, InterfaceStatus, PacketInfo, Received, RouteStatus, UdpReceiver,
     UdpSender, UdpSocket,
 };
+#[cfg(feature = "dns")]
+pub use socket::{Resolver, Resolving};
 pub use socket::{TcpStream, WriteHalf, WriteMark};
 pub use socket::{TcpView, framed};
 pub use stack::{Builder, Interface, Stack};

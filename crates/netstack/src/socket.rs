@@ -16,6 +16,8 @@ mod multicast;
 mod open;
 pub mod poller;
 mod read;
+#[cfg(feature = "dns")]
+mod resolver;
 mod shared;
 mod stage;
 #[cfg(feature = "rustls")]
@@ -56,6 +58,8 @@ pub use echo::EchoSocket;
 pub use interfaces::{InterfaceStatus, RouteStatus};
 pub use open::{Connecting, TcpListener};
 pub use read::ReadHalf;
+#[cfg(feature = "dns")]
+pub use resolver::{Resolver, Resolving};
 pub use udp::{Datagram, PacketInfo, Received, UdpReceiver, UdpSender, UdpSocket};
 pub use write::{Reserved, WriteHalf, WriteMark};
 

@@ -32,6 +32,7 @@ mod option_order;
 mod packet_info;
 mod pipelined;
 mod poller;
+mod resolver;
 mod router;
 mod routes;
 mod safe;

@@ -4,6 +4,8 @@
 //! the headers.
 
 pub mod checksum;
+#[cfg(feature = "dns")]
+pub mod dns;
 mod echo;
 pub mod flow;
 mod forward;
