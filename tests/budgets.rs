@@ -28,7 +28,7 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 
 const PARTS: [Part; 10] = [
     part("crates/dominoes", 21_100, 17_000),
-    part("crates/drivers", 23_800, 20_000),
+    part("crates/drivers", 24_100, 20_000),
     part("crates/netstack/proto", 33_800, 31_000),
     Part {
         without: Some("crates/netstack/proto"),

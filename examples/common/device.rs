@@ -11,18 +11,13 @@ use dominoes_netstack::StackError;
 
 use crate::program::{Arguments, Outcome};
 
-/// Slots of a ring whose slot length was set. With merged frames, receiving through 1024 slots
-/// takes a fifth more processor time, since the slots do not stay in caches.
-const SLOTS: usize = 256;
-
 /// The options that [`DeviceOptions::take`] takes.
 pub(crate) const USAGE: &str = "  --tap NAME          use this TAP interface
   --tun NAME          use this TUN interface
   --packet NAME       use this network interface through AF_PACKET
   --xdp NAME          use this network interface through AF_XDP
   --ring KIND         AF_PACKET: slots, blocks or none [slots]
-  --slot-bytes N      AF_PACKET: length of a slot; with 69632 merged frames are read in place, and
-                      there are 256 slots [4096]
+  --slot-bytes N      AF_PACKET: one ring with slots of this length [by the interface]
   --no-offloads       leave no checksum and no segmentation to the device
   --trust-checksums   AF_XDP: do not verify checksums
   --guard             start though the kernel owns our address, and keep it silent
@@ -111,7 +106,7 @@ impl DeviceOptions {
                     .offloads(self.offloads)
                     .ring(self.ring);
                 if let Some(bytes) = self.slot_bytes {
-                    options = options.slot_bytes(bytes).ring_bytes(SLOTS * bytes);
+                    options = options.slot_bytes(bytes);
                 }
                 let device = AfPacket::open(name, options)?;
                 let text = format!("{name} (AF_PACKET, ring: {:?})", self.ring);

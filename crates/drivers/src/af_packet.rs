@@ -22,14 +22,14 @@ use crate::fd_event::FdEvent;
 use crate::interface::{check_name, local_mac};
 use crate::link::Link;
 use crate::pool::{MAX_FRAME_LEN, Pool};
-use crate::sys::BpfHook;
+use crate::sys::{BpfHook, FrameLengths};
 use crate::umem::PacketMemory;
 use crate::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, ETHERNET_HEADER_LEN, RxChecksum,
     RxChecksumSupport, RxMeta, VLAN_TAG_LEN, sys,
 };
 use copying::CopyingRx;
-use ring::RingRx;
+use ring::{RingPair, RingRx};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,9 +40,17 @@ pub(crate) use transmit::AfPacketTx;
 /// Longest slot of a TPACKET_V2 ring that the options accept, in bytes.
 const MAX_SLOT_LEN: usize = 1 << 20;
 
-/// Length of a block of a TPACKET_V3 ring, in bytes. With many blocks of this length, little of
-/// the ring is wasted, and the kernel finds the memory for them.
-const BLOCK_LEN: u32 = 1 << 20;
+/// Length of a block of a TPACKET_V3 ring, in bytes. Room for three merged frames: of a TCP window
+/// of a few hundred KB most blocks are full, so only its last part waits for [`RETIRE`].
+const BLOCK_LEN: u32 = 256 << 10;
+
+/// Length of a slot for frames of Ethernet length, and for merged ones, in bytes. The kernel
+/// allocates powers of two, and its TCP sends frames that fit the longer one.
+const SHORT_SLOT: usize = 4096;
+const LONG_SLOT: usize = 64 << 10;
+
+/// Bytes of a slot that no frame uses: the kernel puts its header in front, and a VLAN tag takes 4.
+const SLOT_HEADROOM: usize = 128;
 
 /// Age at which the kernel hands over a block that is not full; the shortest possible.
 const RETIRE: Duration = Duration::from_millis(1);
@@ -78,16 +86,17 @@ crate::settings! {
         pub rx_pool: usize = 256;
         /// Where received frames are stored and read. Default: [`RxRing::Slots`].
         pub ring: RxRing = RxRing::default();
-        /// Length of the ring, in bytes. [`RxRing::Slots`] takes [`slot_bytes`](Self::slot_bytes)
-        /// for each frame, [`RxRing::Blocks`] takes 1 MiB for each block; there are at least four
+        /// Length of a ring, in bytes. [`RxRing::Slots`] takes [`slot_bytes`](Self::slot_bytes)
+        /// for each frame, [`RxRing::Blocks`] takes 256 KiB for each block; there are at least four
         /// slots or blocks. Default 16 MiB.
         pub ring_bytes: usize = 16 << 20;
         /// Length of a slot of [`RxRing::Slots`], in bytes, rounded up to whole pages. The kernel
         /// uses about 90 bytes of it. A longer frame is stored in the socket's queue instead and
-        /// copied from there when its turn comes. Default 4096: room for many frames of Ethernet
-        /// length, as a TCP window without merging needs. 69632 is enough for merged frames of 64
-        /// KB.
-        pub slot_bytes: usize = 4096;
+        /// copied from there when its turn comes, which costs a system call. Default, `None`: 4096,
+        /// room for many frames of Ethernet length. If longer frames may arrive, because the
+        /// interface merges segments or has a long MTU, there is a second ring for those, with
+        /// slots of 64 KiB and the same length.
+        pub slot_bytes: Option<usize> = None => some usize;
         /// Whether [`Frame::timestamp`](crate::Frame::timestamp) comes from the network card, if it
         /// has timestamps, instead of the kernel. Default: no.
         pub hardware_timestamps: bool = false;
@@ -164,12 +173,22 @@ pub struct AfPacket {
     receive_buffer: usize,
     link: Arc<Link>,
     rx: Rx,
+    /// The second socket, if there are two rings.
+    long: Option<TwoSockets>,
 }
 
 #[derive(Debug)]
 enum Rx {
     Copying(CopyingRx),
     Ring(RingRx),
+    Pair(Box<RingPair>),
+}
+
+#[derive(Debug)]
+struct TwoSockets {
+    link: Arc<Link>,
+    /// An epoll descriptor that is readable while one of both sockets is.
+    readable: OwnedFd,
 }
 
 impl AfPacket {
@@ -209,24 +228,13 @@ impl AfPacket {
             // missing capability do not matter.
             guard = attach_guard(interface, index, address).ok();
         }
-        let set = |option, value, what| {
-            sys::set_packet_option(socket, option, value).map_err(system(what))
-        };
-        set(libc::PACKET_VNET_HDR, 1, "ask for virtio headers")?;
-        set(libc::PACKET_AUXDATA, 1, "ask for VLAN tags")?;
-        set(libc::PACKET_IGNORE_OUTGOING, 1, "ignore outgoing frames")?;
-        set(
-            libc::PACKET_QDISC_BYPASS,
-            options.qdisc_bypass.into(),
-            "choose the queueing discipline",
-        )?;
-        let receive_buffer = sys::set_receive_buffer(socket, options.receive_buffer)
-            .map_err(system("set the receive buffer"))?;
-        if options.hardware_timestamps {
-            let wanted = libc::SOF_TIMESTAMPING_RAW_HARDWARE as i32;
-            set(libc::PACKET_TIMESTAMP, wanted, "ask for timestamps")?;
-        }
-        let memory = make_ring(socket, &options).map_err(|error| ring_error(interface, &error))?;
+        let mtu = sys::interface_mtu(socket, interface).map_err(system("read the MTU"))?;
+        let is_long = mtu + ETHERNET_HEADER_LEN > SHORT_SLOT - SLOT_HEADROOM;
+        let is_pair = options.ring == RxRing::Slots
+            && options.slot_bytes.is_none()
+            && (is_long || sys::interface_merges(socket, interface));
+        let slot = options.slot_bytes.unwrap_or(SHORT_SLOT);
+        let (receive_buffer, memory) = set_up(socket, interface, &options, slot)?;
         let mac = match options.mac {
             MacChoice::Interface => interface_mac,
             MacChoice::Local => local_mac(interface),
@@ -236,7 +244,7 @@ impl AfPacket {
         sys::packet_widen(socket, index, mac != interface_mac)
             .map_err(system("open the interface for more frames"))?;
         let mut caps = Capabilities::new(interface);
-        caps.mtu = sys::interface_mtu(socket, interface).map_err(system("read the MTU"))?;
+        caps.mtu = mtu;
         caps.rx_max_frame = MAX_FRAME_LEN;
         caps.rx_checksum = RxChecksumSupport::PerFrame;
         if options.offloads {
@@ -245,25 +253,46 @@ impl AfPacket {
         if options.ring == RxRing::Blocks {
             caps.added_latency = RETIRE;
         }
+        let mut long = None;
+        let mut long_ring = None;
+        if is_pair {
+            let fd = sys::packet_socket().map_err(|error| socket_error(interface, &error))?;
+            let (_, memory) = set_up(fd.as_fd(), interface, &options, LONG_SLOT)?;
+            let limit = (SHORT_SLOT - SLOT_HEADROOM) as u32;
+            let both = [
+                (socket, FrameLengths::UpTo(limit)),
+                (fd.as_fd(), FrameLengths::Above(limit)),
+            ];
+            let readable = sys::epoll().map_err(system("watch the rings"))?;
+            for (socket, lengths) in both {
+                sys::packet_filter(socket, lengths).map_err(system("divide frames"))?;
+                sys::epoll_watch(readable.as_fd(), socket, false)
+                    .map_err(system("watch the rings"))?;
+            }
+            sys::packet_bind(fd.as_fd(), index, true).map_err(system("bind"))?;
+            let link = Arc::new(Link::new(fd, interface, index, None));
+            long_ring = memory.map(|memory| (Arc::clone(&link), memory));
+            long = Some(TwoSockets { link, readable });
+        }
         sys::packet_bind(socket, index, true).map_err(system("bind"))?;
-        let event = FdEvent::new().map_err(system("make an event"))?;
+        let event = || FdEvent::new().map_err(system("make an event"));
         let link = Arc::new(Link::new(fd, interface, index, guard));
-        let rx = match memory {
-            None => Rx::Copying(CopyingRx::new(
+        let ring = |link: &Arc<Link>, memory| {
+            let blocks = options.ring == RxRing::Blocks;
+            let pool = Pool::new(options.rx_pool);
+            RingRx::new(Arc::clone(link), event()?, pool, memory, blocks)
+                .map_err(system("watch the ring"))
+        };
+        let rx = match (memory, long_ring) {
+            (None, _) => Rx::Copying(CopyingRx::new(
                 Arc::clone(&link),
-                event,
+                event()?,
                 Pool::new(options.rx_pool),
             )),
-            Some(memory) => {
-                let blocks = options.ring == RxRing::Blocks;
-                let ring = RingRx::new(
-                    Arc::clone(&link),
-                    event,
-                    Pool::new(options.rx_pool),
-                    memory,
-                    blocks,
-                );
-                Rx::Ring(ring.map_err(system("watch the ring"))?)
+            (Some(memory), None) => Rx::Ring(ring(&link, memory)?),
+            (Some(memory), Some((other, long))) => {
+                let pair = RingPair::new(ring(&link, memory)?, ring(&other, long)?);
+                Rx::Pair(Box::new(pair.map_err(system("watch the rings"))?))
             }
         };
         Ok(Self {
@@ -272,6 +301,7 @@ impl AfPacket {
             receive_buffer,
             link,
             rx,
+            long,
         })
     }
 
@@ -290,14 +320,21 @@ impl AfPacket {
         spread: Spread,
     ) -> Result<Vec<Self>, DeviceError> {
         assert!(count > 0, "at least one device");
-        let mut group = None;
+        // The sockets for long frames share those among themselves.
+        let mut groups = [None; 2];
         let mut devices = Vec::new();
         for _ in 0..count {
             let device = Self::open(interface, options.clone())?;
-            let joined = sys::packet_fanout(device.link.fd(), spread.mode(), group);
-            let error =
-                |error| DeviceError::system("share the interface's frames", interface, &error);
-            group = Some(joined.map_err(error)?);
+            let links = [
+                Some(&device.link),
+                device.long.as_ref().map(|two| &two.link),
+            ];
+            for (group, link) in groups.iter_mut().zip(links.into_iter().flatten()) {
+                let joined = sys::packet_fanout(link.fd(), spread.mode(), *group);
+                let error =
+                    |error| DeviceError::system("share the interface's frames", interface, &error);
+                *group = Some(joined.map_err(error)?);
+            }
             devices.push(device);
         }
         Ok(devices)
@@ -315,7 +352,10 @@ impl AfPacket {
 /// the device to a stack.
 impl AsFd for AfPacket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.link.fd()
+        match &self.long {
+            Some(two) => two.readable.as_fd(),
+            None => self.link.fd(),
+        }
     }
 }
 
@@ -333,6 +373,7 @@ impl Device for AfPacket {
         let rx: Box<dyn DeviceRx> = match self.rx {
             Rx::Copying(rx) => Box::new(rx),
             Rx::Ring(rx) => Box::new(rx),
+            Rx::Pair(rx) => rx,
         };
         (rx, Box::new(tx))
     }
@@ -389,10 +430,40 @@ fn attach_guard(interface: &str, index: i32, address: Ipv4Addr) -> Result<OwnedF
     sys::bpf_attach(BpfHook::Ingress, program.as_fd(), index, 0).map_err(error)
 }
 
-/// Creates and maps the ring that the options request, if any.
+/// Sets a packet socket up, with its ring if the options request one. Returns the size of its
+/// queue, and the ring.
+fn set_up(
+    socket: BorrowedFd<'_>,
+    interface: &str,
+    options: &AfPacketOptions,
+    slot: usize,
+) -> Result<(usize, Option<PacketMemory>), DeviceError> {
+    let system = |what| move |error: io::Error| DeviceError::system(what, interface, &error);
+    let set =
+        |option, value, what| sys::set_packet_option(socket, option, value).map_err(system(what));
+    set(libc::PACKET_VNET_HDR, 1, "ask for virtio headers")?;
+    set(libc::PACKET_AUXDATA, 1, "ask for VLAN tags")?;
+    set(libc::PACKET_IGNORE_OUTGOING, 1, "ignore outgoing frames")?;
+    set(
+        libc::PACKET_QDISC_BYPASS,
+        options.qdisc_bypass.into(),
+        "choose the queueing discipline",
+    )?;
+    let receive_buffer = sys::set_receive_buffer(socket, options.receive_buffer)
+        .map_err(system("set the receive buffer"))?;
+    if options.hardware_timestamps {
+        let wanted = libc::SOF_TIMESTAMPING_RAW_HARDWARE as i32;
+        set(libc::PACKET_TIMESTAMP, wanted, "ask for timestamps")?;
+    }
+    let memory = make_ring(socket, options, slot).map_err(|error| ring_error(interface, &error))?;
+    Ok((receive_buffer, memory))
+}
+
+/// Creates and maps the ring that the options request, if any, with slots of `slot` bytes.
 fn make_ring(
     socket: BorrowedFd<'_>,
     options: &AfPacketOptions,
+    slot: usize,
 ) -> io::Result<Option<PacketMemory>> {
     let units =
         |len: u32| (options.ring_bytes / len as usize).clamp(4, (u32::MAX / len) as usize) as u32;
@@ -400,10 +471,7 @@ fn make_ring(
         RxRing::None => Ok(None),
         RxRing::Slots => {
             let page = sys::page_len();
-            let slot = options
-                .slot_bytes
-                .clamp(page, MAX_SLOT_LEN)
-                .next_multiple_of(page);
+            let slot = slot.clamp(page, MAX_SLOT_LEN).next_multiple_of(page);
             let slots = units(slot as u32);
             sys::packet_version(socket, libc::tpacket_versions::TPACKET_V2 as i32)?;
             // Makes the kernel keep frames of any length that are cut in the ring complete in the

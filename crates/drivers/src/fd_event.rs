@@ -60,6 +60,15 @@ impl FdEvent {
         device: BorrowedFd<'_>,
         timeout: Option<Duration>,
     ) -> io::Result<bool> {
+        self.wait_for_any(&[device], timeout)
+    }
+
+    /// The same for a device with up to two descriptors.
+    pub(crate) fn wait_for_any(
+        &mut self,
+        device: &[BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> io::Result<bool> {
         let shared = &*self.shared;
         shared.waiting.store(true, SeqCst);
         let ready = if shared.woken.load(SeqCst) {

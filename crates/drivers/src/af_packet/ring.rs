@@ -17,6 +17,8 @@
 //!
 //! [`RxStats::copied`] and [`RxStats::copied_out`] count these cases.
 
+mod pair;
+
 use super::{copying, insert_vlan_tag};
 use crate::fd_event::FdEvent;
 use crate::link::{Link, Reporter};
@@ -32,6 +34,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
+
+pub(super) use pair::RingPair;
 
 /// The receiving half of an [`AfPacket`](super::AfPacket) with a mapped ring.
 #[derive(Debug)]
@@ -340,7 +344,7 @@ impl RingRx {
     /// Waits for new frames while a unit is out. Returns whether the link has an error.
     fn wait_for_another(&mut self, timeout: Option<Duration>) -> io::Result<bool> {
         let (edge, socket) = (self.edge.as_fd(), self.reporter.link().fd());
-        sys::epoll_watch(edge, socket)?;
+        sys::epoll_watch(edge, socket, true)?;
         // The first event may report the units that are already out, which is no news; an error is.
         let waited = if sys::epoll_take(edge) {
             Ok(true)
@@ -363,30 +367,42 @@ impl RingRx {
             self.reuse_at = self.taken + self.units();
         }
     }
+
+    fn begin_claim(&mut self) -> Result<(), DeviceError> {
+        self.reporter.check()?;
+        self.give_back();
+        self.reuse_detached();
+        Ok(())
+    }
+
+    /// Claims the next frame. Returns how many that was; `None` if no frame is ready.
+    #[inline]
+    fn claim_one(&mut self, out: &mut Vec<Frame>) -> Option<usize> {
+        let found = self.next()?;
+        let Some(frame) = self.frame(&found) else {
+            self.stats.truncated += 1;
+            return Some(0);
+        };
+        self.stats.bytes += frame.len() as u64;
+        self.stats.frames += 1;
+        out.push(frame);
+        Some(1)
+    }
+
+    #[inline]
+    fn end_claim(&mut self) {
+        if self.is_late() {
+            self.give_back();
+        }
+    }
 }
 
 impl DeviceRx for RingRx {
     fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
-        self.reporter.check()?;
-        self.give_back();
-        self.reuse_detached();
-        let mut claimed = 0;
+        self.begin_claim()?;
         // Dropped frames count as well, so that a flood of them cannot keep the loop running.
-        for _ in 0..max {
-            let Some(found) = self.next() else { break };
-            match self.frame(&found) {
-                Some(frame) => {
-                    self.stats.bytes += frame.len() as u64;
-                    out.push(frame);
-                    claimed += 1;
-                }
-                None => self.stats.truncated += 1,
-            }
-        }
-        self.stats.frames += claimed as u64;
-        if self.is_late() {
-            self.give_back();
-        }
+        let claimed = (0..max).map_while(|_| self.claim_one(out)).sum();
+        self.end_claim();
         Ok(claimed)
     }
 

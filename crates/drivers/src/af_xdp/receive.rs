@@ -53,7 +53,7 @@ impl XdpRx {
         trust_checksums: bool,
     ) -> io::Result<Self> {
         let edge = sys::epoll()?;
-        sys::epoll_watch(edge.as_fd(), link.fd())?;
+        sys::epoll_watch(edge.as_fd(), link.fd(), true)?;
         let checksum = if trust_checksums {
             RxChecksum::Valid
         } else {

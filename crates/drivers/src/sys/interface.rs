@@ -176,11 +176,32 @@ unsafe fn ip(address: *const libc::sockaddr) -> Option<IpAddr> {
 
 /// The name of an interface's driver, if the driver reports it.
 pub(crate) fn interface_driver(fd: BorrowedFd<'_>, name: &str) -> Option<String> {
-    let mut info = [0u32; 49]; // struct ethtool_drvinfo, 196 bytes
-    info[0] = 3; // ETHTOOL_GDRVINFO
+    // struct ethtool_drvinfo: after the command number comes the name, in 32 bytes.
+    let info: [u32; 49] = ethtool(fd, name, 3)?; // ETHTOOL_GDRVINFO
+    let bytes = info[1..9].iter().flat_map(|word| word.to_ne_bytes());
+    let bytes: Vec<u8> = bytes.take_while(|&byte| byte != 0).collect();
+    String::from_utf8(bytes).ok()
+}
+
+/// Whether frames longer than the MTU may arrive on an interface: it merges received segments, or
+/// it leaves segmentation to its other end, as virtual interfaces do.
+pub(crate) fn interface_merges(fd: BorrowedFd<'_>, name: &str) -> bool {
+    // ETHTOOL_GGRO, ETHTOOL_GTSO, and ETHTOOL_GFLAGS for ETH_FLAG_LRO; struct ethtool_value.
+    [(0x2b, 1), (0x1e, 1), (0x25, 1 << 15)]
+        .into_iter()
+        .filter_map(|(command, bit)| Some(ethtool::<2>(fd, name, command)?[1] & bit))
+        .any(|set| set != 0)
+}
+
+/// The answer to an `ethtool` command, whose structure has `N` words with the command number as
+/// the first. `None` if the interface does not know the command.
+fn ethtool<const N: usize>(fd: BorrowedFd<'_>, name: &str, command: u32) -> Option<[u32; N]> {
+    let mut answer = [0; N];
+    answer[0] = command;
     let mut request = request(name);
-    request.ifr_ifru.ifru_data = info.as_mut_ptr().cast();
-    // SAFETY: the kernel reads one `ifreq` and writes one `ethtool_drvinfo`, and `info` fits it.
+    request.ifr_ifru.ifru_data = answer.as_mut_ptr().cast();
+    // SAFETY: the kernel reads one `ifreq` and writes the structure of the command: one
+    // `ethtool_drvinfo` of 196 bytes, or one `ethtool_value` of 8. The callers pass its length.
     check(unsafe {
         libc::ioctl(
             fd.as_raw_fd(),
@@ -189,10 +210,7 @@ pub(crate) fn interface_driver(fd: BorrowedFd<'_>, name: &str) -> Option<String>
         )
     })
     .ok()?;
-    // After the command number comes the name, in 32 bytes.
-    let bytes = info[1..9].iter().flat_map(|word| word.to_ne_bytes());
-    let bytes: Vec<u8> = bytes.take_while(|&byte| byte != 0).collect();
-    String::from_utf8(bytes).ok()
+    Some(answer)
 }
 
 #[cfg(test)]
@@ -211,6 +229,7 @@ mod tests {
             None,
             "not an Ethernet"
         );
+        assert!(interface_merges(socket.as_fd(), "lo"));
     }
 
     #[test]

@@ -111,6 +111,39 @@ pub(crate) fn packet_ring_v3(
     set_option(fd, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)
 }
 
+/// The frames that a packet socket receives, by their length in bytes without a VLAN tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FrameLengths {
+    UpTo(u32),
+    Above(u32),
+}
+
+/// Limits a packet socket to frames of these lengths.
+pub(crate) fn packet_filter(fd: BorrowedFd<'_>, lengths: FrameLengths) -> io::Result<()> {
+    let (limit, [above, else_]) = match lengths {
+        FrameLengths::UpTo(limit) => (limit, [0, u32::MAX]),
+        FrameLengths::Above(limit) => (limit, [u32::MAX, 0]),
+    };
+    let line = |code: u32, jf, k| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf,
+        k,
+    };
+    let mut program = [
+        line(libc::BPF_LD | libc::BPF_W | libc::BPF_LEN, 0, 0),
+        line(libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K, 1, limit),
+        line(libc::BPF_RET | libc::BPF_K, 0, above),
+        line(libc::BPF_RET | libc::BPF_K, 0, else_),
+    ];
+    // The kernel copies the program.
+    let request = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_mut_ptr(),
+    };
+    set_option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &request)
+}
+
 /// A received frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Received {

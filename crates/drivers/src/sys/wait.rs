@@ -49,17 +49,24 @@ pub(crate) struct Ready {
     pub(crate) event: bool,
 }
 
-/// Waits until one of the two is readable or the timeout is over.
+/// Waits until the event or one of at most two descriptors of a device is readable, or the timeout
+/// is over.
 pub(crate) fn wait_readable(
-    device: BorrowedFd<'_>,
+    device: &[BorrowedFd<'_>],
     event: BorrowedFd<'_>,
     timeout: Option<Duration>,
 ) -> io::Result<Ready> {
-    let mut fds = [device, event].map(|fd| libc::pollfd {
+    let readable = |fd: BorrowedFd<'_>| libc::pollfd {
         fd: fd.as_raw_fd(),
         events: libc::POLLIN,
         revents: 0,
-    });
+    };
+    let mut fds = [readable(event); 3];
+    let device = &device[..device.len().min(2)];
+    let fds = &mut fds[..=device.len()];
+    for (entry, &fd) in fds[1..].iter_mut().zip(device) {
+        *entry = readable(fd);
+    }
     let timeout = timeout.map(|timeout| {
         // SAFETY: integers; all zeros are valid. (Not a literal, since some platforms have padding
         // fields.)
@@ -69,7 +76,7 @@ pub(crate) fn wait_readable(
         time
     });
     let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: two valid entries, a time that is null or valid, and no signal mask.
+    // SAFETY: a slice of valid entries, a time that is null or valid, and no signal mask.
     let result = unsafe {
         libc::ppoll(
             fds.as_mut_ptr(),
@@ -80,25 +87,31 @@ pub(crate) fn wait_readable(
     };
     match check(result) {
         Ok(_) => Ok(Ready {
-            device_error: fds[0].revents & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0,
-            event: fds[1].revents & libc::POLLIN != 0,
+            device_error: fds[1..]
+                .iter()
+                .any(|fd| fd.revents & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0),
+            event: fds[0].revents & libc::POLLIN != 0,
         }),
         Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Ready::default()),
         Err(error) => Err(error),
     }
 }
 
-/// An epoll instance. It is readable when one of its descriptors is, and reports each arrival once
-/// (edge-triggered).
+/// An epoll instance. It is readable when one of its descriptors is.
 pub(crate) fn epoll() -> io::Result<OwnedFd> {
     // SAFETY: takes integers only.
     own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
 }
 
-/// Adds a device to an `epoll`, edge-triggered.
-pub(crate) fn epoll_watch(epoll: BorrowedFd<'_>, device: BorrowedFd<'_>) -> io::Result<()> {
+/// Adds a device to an `epoll`. With `once` it reports each arrival once (edge-triggered).
+pub(crate) fn epoll_watch(
+    epoll: BorrowedFd<'_>,
+    device: BorrowedFd<'_>,
+    once: bool,
+) -> io::Result<()> {
+    let edge = if once { libc::EPOLLET } else { 0 };
     let mut event = libc::epoll_event {
-        events: (libc::EPOLLIN | libc::EPOLLERR | libc::EPOLLET) as u32,
+        events: (libc::EPOLLIN | libc::EPOLLERR | edge) as u32,
         u64: 0,
     };
     // SAFETY: the kernel reads one event through a valid pointer.
@@ -127,7 +140,7 @@ pub(crate) fn epoll_forget(epoll: BorrowedFd<'_>, device: BorrowedFd<'_>) -> io:
     .map(drop)
 }
 
-/// Consumes the pending event of an `epoll` with one device. Returns whether that has an error.
+/// Consumes a pending event of an `epoll`. Returns whether its device has an error.
 pub(crate) fn epoll_take(epoll: BorrowedFd<'_>) -> bool {
     let mut event = libc::epoll_event { events: 0, u64: 0 };
     // SAFETY: the kernel writes at most one event into a valid place.
