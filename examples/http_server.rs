@@ -35,7 +35,7 @@
 //! sudo target/release/examples/http_server --packet veth0 --root /tmp --replicas 2
 //! ```
 //!
-//! It prints `listening on 10.78.0.1:80, 2 replicas, device ...`. A replica is a copy of the
+//! It prints `listening on 10.78.0.1:80, 1 to 2 replicas, device ...`. A replica is a copy of the
 //! connection state, run by one thread. Then run these in another terminal; in the second case
 //! put `sudo ip netns exec peer` before each:
 //!
@@ -162,7 +162,7 @@ fn builder(addr: &str, threads: Threads, poller: bool) -> Builder {
 // ------------------------------------------------------------------------------------------------------------
 
 fn run(options: &Options) -> Outcome<()> {
-    let (threads, poller) = (options.stack.threads(2), options.poller);
+    let (threads, poller) = (options.stack.threads(), options.poller);
     let killer = options.stack.killer(threads.copies())?;
     let root = files::open_root(&options.root)?;
     let Some((device, name)) = options.stack.open()? else {

@@ -201,7 +201,7 @@ impl Url {
 // --------------------------------------------------------------------------------------------------------------
 
 fn run(options: &Options) -> Outcome<()> {
-    let threads = options.stack.threads(2);
+    let threads = options.stack.threads();
     let killer = options.stack.killer(threads.copies())?;
     let Some((device, name)) = options.stack.open()? else {
         return test(threads, killer);

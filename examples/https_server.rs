@@ -40,7 +40,7 @@
 //!     --root /tmp --save-certificate /tmp/ca.pem
 //! ```
 //!
-//! It prints `listening on 10.78.0.1:443, 2 replicas, device ...`. Then run these in another
+//! It prints `listening on 10.78.0.1:443, 1 to 2 replicas, device ...`. Then run these in another
 //! terminal; in the first case put `sudo ip netns exec peer` before each:
 //!
 //! ```text
@@ -170,7 +170,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Outcome<()> {
-    let threads = options.stack.threads(2);
+    let threads = options.stack.threads();
     let killer = options.stack.killer(threads.copies())?;
     let own = SelfSigned::new(&options.stack.address()?.to_string())?;
     let Some((device, name)) = options.stack.open()? else {

@@ -89,7 +89,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Outcome<()> {
-    let threads = options.stack.threads(2);
+    let threads = options.stack.threads();
     let killer = options.stack.killer(threads.copies())?;
     if let Some((device, name)) = options.stack.open()? {
         let stack = options

@@ -7,8 +7,8 @@
 //! cargo run --release --example services
 //! ```
 //!
-//! `--variant locked`, `single` or `replicated` chooses how the stack runs; `--replicas 4` or
-//! `auto` and `--groups 2` choose its threads. A replica is a copy of the connection state, run
+//! `--variant locked`, `single` or `replicated` chooses how the stack runs; `--replicas 4` and
+//! `--groups 2` choose its threads. A replica is a copy of the connection state, run
 //! by one thread; a group is a set of replicas that serves a part of the connections.
 //!
 //! The package is `dominoes-services`; the command works from the workspace root.
@@ -31,14 +31,11 @@
 //! sudo target/release/examples/services --packet veth0
 //! ```
 //!
-//! With `--slot-bytes 69632` the stack reads merged frames in place, in a ring with room for 256
-//! frames instead of 4096.
-//!
 //! With `--addr6 fd00:78::1/64` it also serves over IPv6; with `--addr6 auto` it derives an
 //! address from a router's advertisement. With `--second veth1,10.79.0.1/24` it also serves the
 //! network of another interface. With `--join 239.1.2.3` it also echoes datagrams to this group.
 //!
-//! It prints `listening on 10.78.0.1, 2 replicas, device ...`. Then run these in another
+//! It prints `listening on 10.78.0.1, 1 to 2 replicas, device ...`. Then run these in another
 //! terminal, each after `sudo ip netns exec peer`:
 //!
 //! ```text
@@ -143,13 +140,14 @@ impl Options {
     }
 
     fn threads(&self) -> Threads {
-        let usual = match self.variant {
-            Some(VariantKind::Single) => 1,
-            _ => 2,
-        };
+        let threads = self.stack.threads();
         Threads {
             variant: self.variant,
-            threads: self.stack.threads(usual),
+            threads: match self.variant {
+                None | Some(VariantKind::Replicated) => threads,
+                Some(VariantKind::Single) => threads.or_fixed(1),
+                Some(_) => threads.or_fixed(2),
+            },
         }
     }
 }

@@ -108,7 +108,7 @@ fn run(options: &Options) -> Outcome<()> {
         return Err(NO_TERMINAL.into());
     }
     let end_requested = signals::end_requested()?;
-    let threads = options.stack.threads(2);
+    let threads = options.stack.threads();
     let killer = options.stack.killer(threads.copies())?;
     let addr = &options.stack.addr;
     let start = |device| {

@@ -84,7 +84,7 @@ fn run(options: &Options) -> Outcome<()> {
     let Some((device, name)) = options.stack.open()? else {
         return Err("where does anything arrive? --tun NAME, for example".into());
     };
-    let threads = options.stack.threads(1);
+    let threads = options.stack.threads();
     // One UDP socket has the datagrams of all sessions.
     let limits = Limits::default().connections(1 << 16);
     let limits = limits.udp_receive_buffer(1 << 22).udp_send_buffer(1 << 22);

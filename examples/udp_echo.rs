@@ -19,7 +19,7 @@
 //! cargo run --release --example udp_echo -- --tap tap0
 //! ```
 //!
-//! It prints `listening on 10.78.0.1:7, 2 replicas, device tap0 (TAP)`. In another terminal,
+//! It prints `listening on 10.78.0.1:7, 1 to 2 replicas, device tap0 (TAP)`. In another terminal,
 //! `socat - UDP4:10.78.0.1:7` sends each line that you type and prints the echo. Ctrl-C (SIGINT)
 //! or SIGTERM ends it with code 0; a second signal ends it at once.
 
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Outcome<()> {
-    let threads = options.stack.threads(2);
+    let threads = options.stack.threads();
     let killer = options.stack.killer(threads.copies())?;
     let builder = |addr: &str| stack::builder(addr, threads);
     if let Some((device, name)) = options.stack.open()? {

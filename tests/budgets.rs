@@ -32,7 +32,7 @@ const PARTS: [Part; 10] = [
     part("crates/netstack/proto", 33_800, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
-        ..part("crates/netstack", 63_900, 45_000)
+        ..part("crates/netstack", 64_400, 45_000)
     },
     part("crates/bench", 29_700, 21_000),
     part("crates/preload", 5_600, 4_000),

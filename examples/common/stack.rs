@@ -25,7 +25,7 @@ pub(crate) const USAGE: &str = "  --addr CIDR         our address and its prefix
                       one of IPv6 if it has that, too [none]
   --gateway IP        who forwards to other networks, once for each family [nobody]
   --replicas N        threads that run a group of connections, each with a copy of its state, or auto:
-                      as many as bring something [2]
+                      as many as improve throughput [auto]
   --groups N          groups of connections side by side, with threads of their own [1]
   --kill-every N      for trials: a replica's thread dies each N seconds, 0.05 say, and another joins [never]
 ";
@@ -64,6 +64,18 @@ impl Threads {
         Threads {
             replicas: Replicas::Fixed(replicas),
             groups: 1,
+        }
+    }
+
+    /// The same for a variant without autoscaling: `usual` threads unless the user chose a number.
+    #[allow(dead_code, reason = "one example chooses the variant")]
+    pub(crate) fn or_fixed(self, usual: usize) -> Threads {
+        match self.replicas {
+            Replicas::Fixed(_) => self,
+            Replicas::Auto => Threads {
+                replicas: Replicas::Fixed(usual),
+                ..self
+            },
         }
     }
 
@@ -171,10 +183,15 @@ impl StackOptions {
         Ok(true)
     }
 
-    /// The threads that run the stack; `usual` replicas unless the user chose another number.
-    pub(crate) fn threads(&self, usual: usize) -> Threads {
+    /// The threads that run the stack. Unless the user chose a number: as many as improve
+    /// throughput, or two if one is to fail now and then.
+    pub(crate) fn threads(&self) -> Threads {
+        let usual = match self.kill_every {
+            Some(_) => Replicas::Fixed(2),
+            None => Replicas::Auto,
+        };
         Threads {
-            replicas: self.replicas.unwrap_or(Replicas::Fixed(usual)),
+            replicas: self.replicas.unwrap_or(usual),
             groups: self.groups,
         }
     }

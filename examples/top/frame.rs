@@ -186,7 +186,16 @@ fn draw_threads(frame: &mut Frame<'_>, area: Rect, before: &Sample, now: &Sample
             domain.lag.to_string(),
         ]
     });
-    draw_table(frame, area, "threads ", &THREADS, rows);
+    draw_table(frame, area, &threads_title(&now.stats), &THREADS, rows);
+}
+
+/// Also says what autoscaling decided last, and why.
+fn threads_title(stats: &StackStats) -> String {
+    let (active, trials) = (stats.membership.active, stats.autoscale.trials);
+    match stats.autoscale.reason {
+        None => "threads ".to_owned(),
+        Some(reason) => format!("threads: {active} active, {reason}, {trials} trials "),
+    }
 }
 
 fn draw_connections(

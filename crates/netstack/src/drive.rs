@@ -36,8 +36,19 @@ use crate::io::world::World;
 use crate::socket::Sockets;
 use crate::socket::poller::hold_wakeups;
 use crate::state::apply::ReplicaState;
-use crate::stats::{EffectStats, MembershipStats, PumpStats, StackStats, WorkerStats};
-use crate::time::Instant;
+use crate::stats::{
+    AutoscaleStats, EffectStats, MembershipStats, PumpStats, StackStats, WorkerStats,
+};
+use crate::time::{Duration, Instant};
+
+/// How long threads used cores, and how long they were ready but waited for one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CoreTime {
+    /// Time on a core.
+    pub used: Duration,
+    /// Time in the queue of a core.
+    pub waited: Duration,
+}
 
 /// A step of a worker, for callers that choose their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +169,9 @@ pub trait Worker: Send {
     /// Counters of its work.
     fn stats(&self) -> WorkerStats;
 
+    /// Takes note of how its thread used cores so far, for autoscaling. By hand nobody calls this.
+    fn note_core_time(&mut self, _used: CoreTime) {}
+
     /// Requests that are published and that it has not applied; 0 without a log.
     fn lag(&mut self) -> u64 {
         0
@@ -259,6 +273,16 @@ pub trait Handle: Send + Sync {
     /// Counters of the replicas: how many joined, left, failed, and so on.
     fn membership_stats(&self) -> MembershipStats {
         MembershipStats::default()
+    }
+
+    /// What autoscaling did; `None` in [`AutoscaleStats::reason`] without it.
+    fn autoscale_stats(&self) -> AutoscaleStats {
+        AutoscaleStats::default()
+    }
+
+    /// Whether the group chooses the number of its active workers.
+    fn autoscales(&self) -> bool {
+        false
     }
 
     /// The counters of the log, under this name.
@@ -467,6 +491,7 @@ impl<W: Worker + ?Sized> ByHand<W> {
             pump: self.pump_stats(),
             state: states.first().copied().unwrap_or_default(),
             membership: self.handle.membership_stats(),
+            autoscale: self.handle.autoscale_stats(),
         }
     }
 

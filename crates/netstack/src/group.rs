@@ -92,6 +92,10 @@ pub(crate) struct ReplicatedShared {
     slot_stats: Box<[CachePadded<PostedStats>]>,
     /// For each slot, how long turns took that found something to do, in ns.
     busy: Box<[CachePadded<AtomicU64>]>,
+    /// For each slot, how long its thread used a core and waited for one, in ns.
+    core_time: Box<[CachePadded<[AtomicU64; 2]>]>,
+    /// What autoscaling did: `AutoscaleStats::to_word`.
+    scaled: AtomicU64,
     /// Workers that do not have the receive pump sleep on this.
     pub(crate) work_event: EventCount,
     /// Parked workers sleep on this.
@@ -179,6 +183,12 @@ impl ReplicatedShared {
             done.requests += stats.requests;
             done.busy = done.busy + Duration::from_nanos(busy.load(Ordering::Relaxed));
         }
+        for place in &self.core_time {
+            let [used, waited] = &**place;
+            let time = |word: &AtomicU64| Duration::from_nanos(word.load(Ordering::Relaxed));
+            done.cores.used = done.cores.used + time(used);
+            done.cores.waited = done.cores.waited + time(waited);
+        }
         let active = u64::from(self.membership.staying().count_ones());
         let is_made = match autoscaler.decide(now, done, active, self.membership.parked() != 0) {
             ScaleDecision::Keep => true,
@@ -188,6 +198,9 @@ impl ReplicatedShared {
         if !is_made {
             autoscaler.change_failed();
         }
+        let word = autoscaler.stats().to_word();
+        // ORDERING: Relaxed: only the worker with the pump writes it, and it is a measurement.
+        self.scaled.store(word, Ordering::Relaxed);
     }
 
     /// Computes the verdict of the request at `seq`, unless it is known or another worker does.
@@ -418,6 +431,8 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
             },
             slot_stats: (0..slot_count).map(|_| CachePadded::default()).collect(),
             busy: (0..slot_count).map(|_| CachePadded::default()).collect(),
+            core_time: (0..slot_count).map(|_| CachePadded::default()).collect(),
+            scaled: AtomicU64::new(0),
             work_event: EventCount::new(),
             unpark_event: EventCount::new(),
             asleep: AtomicUsize::new(0),

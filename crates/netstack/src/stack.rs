@@ -1,6 +1,7 @@
 //! A running stack: threads that drive a variant over a device.
 
 mod close;
+mod core_clock;
 mod threads;
 
 use crate::clock::now;
@@ -31,6 +32,9 @@ use threads::Threads;
 
 pub use crate::io::setup::Interface;
 pub(crate) use crate::io::setup::parse_cidr;
+
+/// The most replicas of a group unless the user asks for more: each applies every request.
+const MOST_REPLICAS: usize = 8;
 
 /// An interface and its device.
 struct Attached {
@@ -71,6 +75,8 @@ pub struct Builder {
     others: Vec<Attached>,
     variant: Option<VariantKind>,
     layout: Layout,
+    /// Whether the user chose the threads, or something that decides about them.
+    is_fixed: bool,
     groups: usize,
     limits: Limits,
     cores: Vec<usize>,
@@ -225,7 +231,7 @@ impl Builder {
         }
 
         /// Sets the variant. Default: [`VariantKind::Single`] if there is one thread and no other
-        /// can join, else [`VariantKind::Replicated`].
+        /// can join or be unparked, else [`VariantKind::Replicated`].
         ///
         /// ```
         /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -240,19 +246,30 @@ impl Builder {
         ///      set `replicas` to 1, or choose another variant"
         /// );
         /// ```
-        fn variant(self, variant: VariantKind) { self.variant = Some(variant) }
+        fn variant(self, variant: VariantKind) {
+            self.variant = Some(variant);
+            self.is_fixed = true;
+        }
 
         /// Sets how many threads run the stack. Each has a copy of the state, unless another
-        /// [`variant`](Self::variant) is chosen. One thread alone runs without a log. Default 1.
-        fn replicas(self, replicas: usize) { self.layout.replicas = replicas }
+        /// [`variant`](Self::variant) is chosen. One thread alone runs without a log. Default: the
+        /// stack chooses, as with [`replicas_up_to`](Self::replicas_up_to); but one thread if it is
+        /// driven by hand, recorded, or has [`replica_slots`](Self::replica_slots) or a variant set.
+        fn replicas(self, replicas: usize) {
+            self.layout.replicas = replicas;
+            self.is_fixed = true;
+        }
 
         /// Lets the stack choose how many of up to `most` threads work. It begins with
-        /// [`replicas`](Self::replicas), adds a thread when these are busy, and parks one that does
-        /// not improve throughput. A parked thread sleeps and has no copy of the state, so if the
-        /// only active thread fails, the connections end. Default: all threads work.
+        /// [`replicas`](Self::replicas), or one. It adds a thread when these are busy and get the
+        /// cores they need, and parks one that does not improve throughput;
+        /// [`StackStats::autoscale`] says why. A parked thread sleeps and has no copy of the state,
+        /// so if the only active thread fails, the connections end. Default: as many as the
+        /// machine has cores for each group, at most 8.
         fn replicas_up_to(self, most: usize) {
             self.layout.replica_slots = most;
             self.layout.autoscale = true;
+            self.is_fixed = true;
         }
 
         /// Sets how many groups run side by side over each interface, each with `replicas` threads
@@ -287,7 +304,10 @@ impl Builder {
 
         /// Sets how many threads there can be after others are [added](Stack::add_replica).
         /// Default: as many as at the start.
-        fn replica_slots(self, slots: usize) { self.layout.replica_slots = slots }
+        fn replica_slots(self, slots: usize) {
+            self.layout.replica_slots = slots;
+            self.is_fixed = true;
+        }
 
         /// Pins thread i to core `cores[i]`, if that is given; the threads of the first group come
         /// first. Starting fails if this process may not use the core. Default: no thread is
@@ -359,7 +379,10 @@ impl Builder {
         fn secret(self, secret: [u64; 2]) { self.secret = Some(secret) }
 
         /// Records the log.
-        fn record(self, recorder: Recorder) { self.recorder = Some(recorder) }
+        fn record(self, recorder: Recorder) {
+            self.recorder = Some(recorder);
+            self.is_fixed = true;
+        }
     }
 
     /// Starts the stack over `device`.
@@ -368,6 +391,12 @@ impl Builder {
     /// If a setting is wrong, an address belongs to another stack on this machine, or a thread
     /// cannot start.
     pub fn start(mut self, device: impl Device + 'static) -> Result<Stack, StackError> {
+        if !self.is_fixed {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            let groups = self.groups.max(1) * (self.others.len() + 1);
+            self.layout.replica_slots = (cores / groups).clamp(1, MOST_REPLICAS);
+            self.layout.autoscale = true;
+        }
         let mut cores = core::mem::take(&mut self.cores).into_iter();
         let replicas = self.layout.replicas;
         let parts = self.build(device, true)?;
@@ -593,6 +622,7 @@ impl Stack {
                 replicas: 1,
                 ..Layout::default()
             },
+            is_fixed: false,
             limits: Limits::default(),
             groups: 1,
             cores: Vec::new(),
@@ -713,6 +743,7 @@ impl Stack {
         let mut stats = self.sockets.stats();
         for group in self.handles() {
             stats.membership = stats.membership.and(group.membership_stats());
+            stats.autoscale = stats.autoscale.and(group.autoscale_stats());
         }
         stats
     }

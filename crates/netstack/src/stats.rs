@@ -46,6 +46,8 @@ pub struct StackStats {
     /// Counts changes of the replicas; all zero in a stack that runs without a log. Only
     /// [`Stack::stats`](crate::Stack::stats) sets this.
     pub membership: MembershipStats,
+    /// Counts decisions of autoscaling. Only [`Stack::stats`](crate::Stack::stats) sets this.
+    pub autoscale: AutoscaleStats,
 }
 
 impl StackStats {
@@ -56,7 +58,83 @@ impl StackStats {
             pump: self.pump.and(other.pump),
             state: self.state.and(other.state),
             membership: self.membership.and(other.membership),
+            autoscale: self.autoscale.and(other.autoscale),
         }
+    }
+}
+
+/// Counts the trials of autoscaling, and gives the reason for the number of active replicas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AutoscaleStats {
+    /// Trials of one replica more or less.
+    pub trials: u64,
+    /// The reason of the last decision; `None` before the first. Of several groups, the last one
+    /// with a reason counts.
+    pub reason: Option<ScaleReason>,
+}
+
+impl AutoscaleStats {
+    /// The sums of two groups' counters.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        AutoscaleStats {
+            trials: self.trials + other.trials,
+            reason: match other.reason {
+                Some(reason) => Some(reason),
+                None => self.reason,
+            },
+        }
+    }
+
+    /// As one word, for other threads.
+    pub(crate) fn to_word(self) -> u64 {
+        self.trials << 8 | self.reason.map_or(0, |reason| reason as u64 + 1)
+    }
+
+    pub(crate) fn from_word(word: u64) -> Self {
+        let code = (word & 0xff).checked_sub(1);
+        let reason = ScaleReason::ALL
+            .into_iter()
+            .find(|&one| Some(one as u64) == code);
+        AutoscaleStats {
+            trials: word >> 8,
+            reason,
+        }
+    }
+}
+
+/// Why autoscaling decided as it did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ScaleReason {
+    /// One replica less can do the work.
+    Idle,
+    /// The last replica improves throughput: two separate measurements agreed.
+    Helps,
+    /// Another replica does not improve throughput.
+    HelpsNot,
+    /// The threads of the active replicas wait for cores, which other threads use.
+    CoreTaken,
+}
+
+impl ScaleReason {
+    const ALL: [ScaleReason; 4] = [
+        ScaleReason::Idle,
+        ScaleReason::Helps,
+        ScaleReason::HelpsNot,
+        ScaleReason::CoreTaken,
+    ];
+}
+
+impl core::fmt::Display for ScaleReason {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.pad(match self {
+            ScaleReason::Idle => "little to do",
+            ScaleReason::Helps => "the last one helps",
+            ScaleReason::HelpsNot => "one more does not help",
+            ScaleReason::CoreTaken => "others use the cores",
+        })
     }
 }
 
@@ -205,5 +283,10 @@ mod tests {
         let posted = PostedStats::default();
         posted.post(&stats);
         assert_eq!(posted.load(), stats);
+        let reasons = ScaleReason::ALL.into_iter().map(Some).chain([None]);
+        for (trials, reason) in (7..).zip(reasons) {
+            let stats = AutoscaleStats { trials, reason };
+            assert_eq!(AutoscaleStats::from_word(stats.to_word()), stats);
+        }
     }
 }

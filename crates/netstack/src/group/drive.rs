@@ -1,19 +1,20 @@
 //! What drives the workers of a [`ReplicatedGroup`](super::ReplicatedGroup), by hand or on threads.
 
+use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use dominoes::{ChannelStats, Mismatch};
 
 use super::solo::LogMode;
 use super::{FaultHooks, JoiningWorker, ReplicatedShared, ReplicatedWorker};
-use crate::drive::{self, Handle, Joining, TurnStep};
+use crate::drive::{self, CoreTime, Handle, Joining, TurnStep};
 use crate::error::MembershipError;
 use crate::io::record::{Entry, Recorder};
 use crate::io::rx::Log;
 use crate::io::sleep::{RECHECK, Sleep, sleep_alone};
 use crate::socket::Sockets;
 use crate::state::apply::ReplicaState;
-use crate::stats::{EffectStats, MembershipStats, PumpStats, WorkerStats};
+use crate::stats::{AutoscaleStats, EffectStats, MembershipStats, PumpStats, WorkerStats};
 use crate::time::Instant;
 
 impl Handle for Arc<ReplicatedShared> {
@@ -31,6 +32,15 @@ impl Handle for Arc<ReplicatedShared> {
 
     fn membership_stats(&self) -> MembershipStats {
         ReplicatedShared::membership_stats(self)
+    }
+
+    fn autoscale_stats(&self) -> AutoscaleStats {
+        // ORDERING: Relaxed: one word, and a measurement.
+        AutoscaleStats::from_word(self.scaled.load(Ordering::Relaxed))
+    }
+
+    fn autoscales(&self) -> bool {
+        self.layout.autoscale
     }
 
     fn log_stats(&self, name: String) -> Option<ChannelStats> {
@@ -190,6 +200,14 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
             applied: self.replica.stats().requests,
             effects: self.stats,
             ..WorkerStats::default()
+        }
+    }
+
+    fn note_core_time(&mut self, used: CoreTime) {
+        let place = &self.shared.core_time[self.id];
+        for (word, time) in place.iter().zip([used.used, used.waited]) {
+            // ORDERING: Relaxed, as for `busy`.
+            word.store(time.as_nanos(), Ordering::Relaxed);
         }
     }
 

@@ -17,8 +17,9 @@ dominoes_proto::settings! {
         pub replica_slots: usize = 0, 0..=MAX_REPLICAS, "0 to 56";
         /// Whether the group chooses how many workers are active, between 1 and all slots, starting
         /// with `replicas`. The others are parked and have no state. One is unparked when the
-        /// active ones are all busy, and stays active if it improves throughput. Default false:
-        /// every worker is active.
+        /// active ones are all busy and get the cores they need, and stays active if it improves
+        /// throughput. Default false: every worker is active. A [`Builder`](crate::Builder) sets it
+        /// unless told otherwise.
         pub autoscale: bool = false;
         /// The policy that assigns requests and frames to workers. Default
         /// [`Primaries::ByPublisher`].

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use dominoes::{Context, ContextHandle, Domain, Meter, Turn};
 
 use super::Clock;
+use super::core_clock::CoreClock;
 use crate::error::{ConfigError, StackError};
 use crate::io::view::Gauge;
 use crate::io::world::World;
@@ -90,6 +91,7 @@ impl Threads {
             threads: Arc::clone(self),
             turns: 0,
             gauge: Gauge::default(),
+            core_clock: self.handle.autoscales().then(CoreClock::default),
         };
         let core = self.cores.get(id).copied();
         let context = Context::spawn(&format!("dominoes-{id}"), core, vec![Box::new(domain)])?;
@@ -189,6 +191,8 @@ struct WorkerDomain {
     threads: Arc<Threads>,
     turns: u32,
     gauge: Gauge,
+    /// For autoscaling, once the thread runs.
+    core_clock: Option<CoreClock>,
 }
 
 impl WorkerDomain {
@@ -237,6 +241,9 @@ impl Domain for WorkerDomain {
             return self.finish();
         }
         let now = self.threads.clock.now();
+        if let Some(time) = self.core_clock.as_mut().and_then(|clock| clock.read(now)) {
+            worker.note_core_time(time);
+        }
         if hold_wakeups(|| worker.turn(now)) > 0 {
             self.turns = self.turns.wrapping_add(1);
             if self.turns.is_multiple_of(SHOW_EVERY) {

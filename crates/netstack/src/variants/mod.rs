@@ -21,7 +21,7 @@ use crate::config::PowersOfTwo;
 /// How many requests a variant with one state can have in flight.
 const WINDOWS: PowersOfTwo<RangeInclusive<u32>> = PowersOfTwo(6..=16);
 
-pub use crate::drive::{ByHand, Handle, Joining, TurnStep, Worker};
+pub use crate::drive::{ByHand, CoreTime, Handle, Joining, TurnStep, Worker};
 pub use crate::io::setup::Setup;
 pub use kind::VariantKind;
 

@@ -43,7 +43,8 @@ impl RingPair {
         }
     }
 
-    /// Waits for a new frame in either ring while units are out. Returns whether the link has an error.
+    /// Waits for a new frame in either ring while units are out. Returns whether the link has an
+    /// error.
     fn wait_for_either(&mut self, timeout: Option<Duration>) -> io::Result<bool> {
         let edge = self.edge.as_fd();
         let sockets = [&self.short.reporter, &self.long.reporter].map(|of| of.link().fd());
