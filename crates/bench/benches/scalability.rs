@@ -3,8 +3,13 @@
 //! ```text
 //! cargo bench scalability -- [EXPERIMENT]... [--variant A,B] [--cores 1,2] [--quick] [--rounds N]
 //!     [--side-rounds N] [--budget SECONDS] [--segment A,B] [--burst A,B] [--timestamps] [--no-checksum]
-//!     [--connections A,B] [--pool MB] [--ring KB] [--log N] [--seed N] [--json FILE] [--out DIR] [--resume] [--list]
+//!     [--connections A,B] [--pool MB] [--ring KB] [--log N] [--seed N] [--json FILE] [--out DIR] [--store FILE] [--tables]
+//!     [--resume] [--list]
 //! ```
+//!
+//! Prints one page; with names of experiments or `--tables`, all tables before it. `--store` writes
+//! what the outcomes in the README come from: all sections of the report, other bench targets
+//! included.
 //!
 //! Writes `report.html`, a page with every experiment beside what the papers published, anew after
 //! each experiment. `--resume` takes the results of an earlier run with the same options on this
@@ -43,6 +48,10 @@ struct Options {
     /// Whether to take the results of an earlier run.
     resume: bool,
     list: bool,
+    /// Whether to print every table: if experiments are named, or `--tables` is.
+    tables: bool,
+    /// Where to store what published figures and the README are compared with.
+    store: Option<PathBuf>,
 }
 
 /// Numbers that are separated by commas, each within `range`.
@@ -73,12 +82,16 @@ impl Options {
             out: None,
             resume: false,
             list: false,
+            tables: false,
+            store: None,
         };
         let wanted = &mut options.wanted;
         let mut rounds = FULL;
         while let Some(arg) = parser.next()? {
             match arg {
                 Long("list") => options.list = true,
+                Long("tables") => options.tables = true,
+                Long("store") => options.store = Some(parser.value()?.into()),
                 Long("resume") => options.resume = true,
                 Long("quick") => {
                     rounds = QUICK;
@@ -136,6 +149,7 @@ impl Options {
         }
         (wanted.base.rounds, wanted.side_rounds) = rounds;
         wanted.base.segment_bytes = wanted.segments[0];
+        options.tables |= !options.experiments.is_empty();
         if options.experiments.is_empty() {
             options.experiments = EXPERIMENTS.iter().filter(|e| !e.is_by_name).collect();
         }
@@ -214,38 +228,6 @@ impl Progress {
     }
 }
 
-/// All ratios of a run once more, in one place.
-fn summary(sections: &[Section]) {
-    println!("\n== ratios");
-    let (mut met, mut with_target, mut missing, mut disturbed) = (0, 0, 0, 0);
-    let (mut pairs, mut left_out) = (0, 0);
-    for section in sections {
-        for bound in &section.bounds {
-            if bound.is_measured || bound.has_target {
-                println!("{:<11} {}", section.name, bound.line);
-            }
-            with_target += usize::from(bound.has_target);
-            met += usize::from(bound.is_met == Some(true));
-            missing += usize::from(bound.has_target && !bound.is_measured);
-            disturbed += usize::from(bound.has_target && bound.is_disturbed);
-            pairs += bound.pairs[0];
-            left_out += bound.pairs[1];
-        }
-    }
-    println!(
-        "{met} of {with_target} targets met, {missing} not measured, {disturbed} not judged since every pair was disturbed; \
-         {left_out} of {} pairs were disturbed and left out",
-        pairs + left_out
-    );
-    let without: usize = sections
-        .iter()
-        .map(|section| section.disturbed_panels)
-        .sum();
-    if without > 0 {
-        println!("{without} panels without figures: the machine was disturbed");
-    }
-}
-
 /// All that the figures of an experiment depend on except machine and sources.
 fn settings(wanted: &Wanted) -> String {
     format!("{wanted:?}")
@@ -284,7 +266,9 @@ fn run(options: &Options) -> Result<(), String> {
     let mut sections = Vec::new();
     for experiment in &options.experiments {
         if let Some(section) = earlier(experiment) {
-            println!("\n{}(measured before)", section.table);
+            if options.tables {
+                println!("\n{}(measured before)", section.table);
+            }
             sections.push(section);
             continue;
         }
@@ -292,17 +276,22 @@ fn run(options: &Options) -> Result<(), String> {
         let result = experiment.run(wanted, &mut tell);
         progress.expected.0 += takes(experiment);
         progress.clear();
-        println!("\n{result}({:.0} s)", result.seconds);
+        if options.tables {
+            println!("\n{result}({:.0} s)", result.seconds);
+        }
         let section = Section::of(&result, settings.clone(), &machine);
         let section = section.map_err(|e| e.to_string())?;
         out.keep(&section)?;
         sections.push(section);
     }
-    summary(&sections);
+    print!("{}", report::page(&sections));
     println!("{:.0} s in all", progress.begin.elapsed().as_secs_f64());
     out.write_figures(options, &machine, &sections)?;
     if let Some(directory) = &out.directory {
         println!("the report: {}", directory.page().display());
+        if let Some(path) = &options.store {
+            report::write_json(path, &directory.stored())?;
+        }
     }
     let failures = sections.iter().flat_map(|section| &section.failures);
     let failures: Vec<&str> = failures.map(String::as_str).collect();

@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 pub use self::figures::*;
+use crate::spread::Spread;
 
 /// Sizemore 2011.
 pub const SIZEMORE: &str = "Sizemore 2011";
@@ -52,6 +53,10 @@ pub struct Figure {
     pub checks: &'static [Check],
     /// Why the two may differ: what our arrangement has that the paper's has not, or the reverse.
     pub differs: &'static str,
+    /// Whether that is what we intend.
+    pub is_on_purpose: bool,
+    /// What this machine or this bench lacks for a comparison; empty if nothing.
+    pub lacks: &'static str,
 }
 
 impl Figure {
@@ -71,6 +76,8 @@ impl Figure {
             note,
             checks: &[],
             differs: "",
+            is_on_purpose: false,
+            lacks: "",
         }
     }
 
@@ -96,6 +103,17 @@ impl Figure {
         Figure { differs, ..self }
     }
 
+    const fn differs_on_purpose(self, differs: &'static str) -> Figure {
+        Figure {
+            is_on_purpose: true,
+            ..self.differs(differs)
+        }
+    }
+
+    const fn lacks(self, lacks: &'static str) -> Figure {
+        Figure { lacks, ..self }
+    }
+
     /// The paper's words, without their place.
     pub fn says(&self) -> String {
         let mut out = self.what.to_owned();
@@ -111,14 +129,32 @@ impl Figure {
         out
     }
 
-    /// What our measures say of it.
+    /// Judges it by our measures.
     pub fn compare(&self, measures: &Measures) -> Outcome {
-        let found: Vec<Compared> = self.checks.iter().map(|c| c.compare(measures)).collect();
-        let verdict = Verdict::of(&found);
-        let mut sentences: Vec<String> = Vec::new();
-        for (check, compared) in self.checks.iter().zip(&found) {
-            sentences.push(check.sentence(compared, verdict));
-        }
+        let checks = || {
+            self.checks
+                .iter()
+                .map(|check| (check, measures.get(check.measure)))
+        };
+        let judged: Vec<Verdict> = checks()
+            .filter(|(check, _)| check.published != Published::Nothing)
+            .map(|(check, ours)| check.judge(ours))
+            .collect();
+        let verdict = match Verdict::of(&judged) {
+            _ if !self.lacks.is_empty() => Verdict::NotComparable,
+            Verdict::Differs if self.is_on_purpose => Verdict::OnPurpose,
+            verdict => verdict,
+        };
+        let mut sentences: Vec<String> = checks()
+            .map(|(check, ours)| check.sentence(ours, verdict))
+            .collect();
+        let reason = match verdict {
+            Verdict::NotComparable => format!("lacks {}", self.lacks),
+            Verdict::Differs | Verdict::OnPurpose => self.differs.to_owned(),
+            Verdict::Reported if self.checks.is_empty() => self.differs.to_owned(),
+            _ => String::new(),
+        };
+        sentences.extend(Some(reason).filter(|reason| !reason.is_empty()));
         Outcome {
             verdict,
             sentence: sentences.join("; "),
@@ -135,28 +171,89 @@ impl fmt::Display for Figure {
 /// Everything that one experiment measured and that a figure may be compared with, by name.
 pub type Measures = BTreeMap<String, Measure>;
 
-/// One value of ours.
+/// One quantity of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, serde::Deserialize)]
 pub struct Measure {
-    /// The value; a median where there are several.
-    pub value: f64,
+    /// Its values.
+    pub ours: Spread,
+    /// How many values that are, or pairs of values; `None` if every run has the same one.
+    pub pairs: Option<usize>,
     /// Whether the machine was disturbed throughout, so that nothing is compared by it.
     pub disturbed: bool,
+    /// Whether a model gives it, for a machine that is not here.
+    pub projected: bool,
 }
 
-/// A comparison of a figure with ours, and when the two agree.
+impl Measure {
+    /// The median of so many values, or pairs of values.
+    pub fn of(ours: Spread, pairs: usize) -> Measure {
+        Measure {
+            ours,
+            pairs: Some(pairs),
+            disturbed: false,
+            projected: false,
+        }
+    }
+
+    /// A count that every run repeats.
+    pub fn exact(value: f64) -> Measure {
+        Measure {
+            pairs: None,
+            ..Measure::of(Spread::one(value), 0)
+        }
+    }
+
+    /// Nothing is compared by it if `disturbed`.
+    #[must_use]
+    pub fn disturbed_if(self, disturbed: bool) -> Measure {
+        Measure { disturbed, ..self }
+    }
+
+    /// It comes from a model.
+    #[must_use]
+    pub fn projected(self) -> Measure {
+        Measure {
+            projected: true,
+            ..self
+        }
+    }
+
+    fn has(&self, pairs: usize) -> bool {
+        self.pairs.is_none_or(|has| has >= pairs)
+    }
+}
+
+/// Pairs from which a number is confirmed.
+const ENOUGH_PAIRS: usize = 5;
+/// How far ours may be from a published number, as a part of it.
+const NEAR: f64 = 0.25;
+
+/// What a paper says of a quantity.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub enum Published {
+    /// Nothing that could be compared: ours is reported.
+    Nothing,
+    /// A number.
+    Number(f64),
+    /// Numbers from the first to the second.
+    Between(f64, f64),
+    /// No number, but more than this: a curve that rises.
+    MoreThan(f64),
+    /// No number, but less than this.
+    LessThan(f64),
+}
+
+/// A comparison of a figure with ours.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Check {
     /// The compared quantity, in a few words.
     pub what: &'static str,
     /// Name of our measure.
     pub measure: &'static str,
-    /// The published number, in the unit of ours, if there is one.
-    pub published: Option<f64>,
+    /// What the paper says of it, in the unit of ours.
+    pub published: Published,
     /// Of both.
     pub unit: &'static str,
-    /// The range of ours in which the two agree.
-    pub range: [f64; 2],
 }
 
 /// A multiple: the unit of ratios.
@@ -165,14 +262,13 @@ pub const TIMES: &str = "x";
 pub const PERCENT: &str = "%";
 
 impl Check {
-    /// Ours, by the name of its measure, in some unit; nothing contradicts it.
+    /// Ours, by the name of its measure, in some unit.
     const fn new(what: &'static str, measure: &'static str, unit: &'static str) -> Check {
         Check {
             what,
             measure,
-            published: None,
+            published: Published::Nothing,
             unit,
-            range: [f64::NEG_INFINITY, f64::INFINITY],
         }
     }
 
@@ -181,56 +277,117 @@ impl Check {
         Check::new(what, measure, TIMES)
     }
 
-    const fn published(self, number: f64) -> Check {
-        Check {
-            published: Some(number),
-            ..self
-        }
+    const fn says(self, published: Published) -> Check {
+        Check { published, ..self }
     }
 
-    const fn above(self, least: f64) -> Check {
-        Check {
-            range: [least, self.range[1]],
-            ..self
-        }
+    const fn number(self, number: f64) -> Check {
+        self.says(Published::Number(number))
     }
 
-    const fn below(self, most: f64) -> Check {
-        Check {
-            range: [self.range[0], most],
-            ..self
-        }
+    const fn between(self, least: f64, most: f64) -> Check {
+        self.says(Published::Between(least, most))
     }
 
-    fn compare(&self, measures: &Measures) -> Compared {
-        match measures.get(self.measure) {
-            None => Compared::NotMeasured,
-            Some(ours) if ours.disturbed => Compared::Disturbed(ours.value),
-            Some(ours) if ours.value >= self.range[0] && ours.value <= self.range[1] => {
-                Compared::Agrees(ours.value)
-            }
-            Some(ours) => Compared::Differs(ours.value),
-        }
+    const fn more_than(self, bound: f64) -> Check {
+        self.says(Published::MoreThan(bound))
     }
 
-    /// Ours beside the published number. Mentions a disturbance if the `verdict` does not.
-    fn sentence(&self, compared: &Compared, verdict: Verdict) -> String {
-        let number = |value: f64| shown(value, self.unit);
-        let beside = self.published.map_or_else(String::new, |published| {
-            format!(" (published {})", number(published))
-        });
-        let ours = match compared {
-            Compared::NotMeasured => "not measured".to_owned(),
-            Compared::Agrees(value) | Compared::Differs(value) => number(*value),
-            Compared::Disturbed(value) if verdict == Verdict::Disturbed => number(*value),
-            Compared::Disturbed(value) => format!("{}, disturbed", number(*value)),
+    const fn less_than(self, bound: f64) -> Check {
+        self.says(Published::LessThan(bound))
+    }
+
+    /// Judges ours by both quartiles.
+    ///
+    /// A ratio whose quartiles are on both sides of 1 says nothing, and one on the other side of 1
+    /// than the published number differs from it, however near they are.
+    fn judge(&self, ours: Option<&Measure>) -> Verdict {
+        let Some(measure) = ours else {
+            return Verdict::NotMeasured;
         };
-        format!("{} {ours}{beside}", self.what)
+        if measure.disturbed {
+            return Verdict::Disturbed;
+        }
+        if !measure.has(2) {
+            return Verdict::Reported;
+        }
+        let Spread { q1, q3, .. } = measure.ours;
+        let is_ratio = self.unit == TIMES;
+        if is_ratio && q1 < 1.0 && q3 > 1.0 {
+            return Verdict::NoDifference;
+        }
+        let number = |least: f64, most: f64, published: f64| {
+            let is_within = least <= q1 && q3 <= most;
+            let is_same_side = is_ratio && (q1 >= 1.0) == (published >= 1.0);
+            match is_within && (is_same_side || !is_ratio) {
+                true if measure.has(ENOUGH_PAIRS) => Verdict::Agrees,
+                true if !is_ratio => Verdict::Reported,
+                _ if is_same_side => Verdict::SameDirection,
+                _ => Verdict::Differs,
+            }
+        };
+        let direction = |holds: bool| match holds {
+            true => Verdict::SameDirection,
+            false => Verdict::Differs,
+        };
+        let verdict = match self.published {
+            Published::Nothing => Verdict::Reported,
+            Published::Number(published) => {
+                let near = NEAR * published;
+                number(published - near, published + near, published)
+            }
+            Published::Between(least, most) => number(least, most, (least + most) / 2.0),
+            Published::MoreThan(bound) => direction(q1 > bound),
+            Published::LessThan(bound) => direction(q3 < bound),
+        };
+        match verdict {
+            Verdict::Agrees | Verdict::SameDirection if measure.projected => Verdict::Projected,
+            verdict => verdict,
+        }
+    }
+
+    /// Ours beside the published number. Mentions what `verdict`, of the whole figure, does not.
+    fn sentence(&self, ours: Option<&Measure>, verdict: Verdict) -> String {
+        let number = |value: f64| shown(value, self.unit);
+        let beside = match self.published {
+            Published::Number(published) => format!(" (published {})", number(published)),
+            Published::Between(least, most) => {
+                format!(" (published {} to {})", number(least), number(most))
+            }
+            _ => String::new(),
+        };
+        let Some(measure) = ours else {
+            return format!("{} not measured{beside}", self.what);
+        };
+        let Spread { q1, median, q3 } = measure.ours;
+        let mut shown = number(median);
+        if q1 != q3 {
+            shown += &format!(" [{} {}]", number(q1), number(q3));
+        }
+        if measure.disturbed && verdict != Verdict::Disturbed {
+            shown += ", disturbed";
+        }
+        if measure.projected && verdict != Verdict::Projected {
+            shown += ", projected";
+        }
+        if measure.pairs == Some(1) {
+            shown += ", once";
+        }
+        format!("{} {shown}{beside}", self.what)
     }
 
     /// Ours, if it was measured.
-    pub fn ours(&self, measures: &Measures) -> Option<f64> {
-        measures.get(self.measure).map(|measure| measure.value)
+    pub fn ours(&self, measures: &Measures) -> Option<Spread> {
+        measures.get(self.measure).map(|measure| measure.ours)
+    }
+
+    /// The published number, or the middle of an interval.
+    pub fn number_published(&self) -> Option<f64> {
+        match self.published {
+            Published::Number(number) => Some(number),
+            Published::Between(least, most) => Some((least + most) / 2.0),
+            _ => None,
+        }
     }
 }
 
@@ -247,57 +404,66 @@ pub fn shown(value: f64, unit: &str) -> String {
     }
 }
 
-/// What became of one check.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Compared {
-    NotMeasured,
-    Disturbed(f64),
-    Agrees(f64),
-    Differs(f64),
-}
-
 /// Whether a published figure and ours say the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Every check agrees.
+    /// Every published number was measured, at least five times on a calm machine, and both
+    /// quartiles of ours are within a quarter of it, or in the paper's interval.
     Agrees,
-    /// Some do and some do not.
-    InPart,
-    /// None does.
+    /// Ours goes where the paper's does; the size is not the same, or the paper gives none.
+    SameDirection,
+    /// Ours is elsewhere.
     Differs,
-    /// All that was measured was disturbed.
-    Disturbed,
-    /// Ours is reported, and there is nothing published to compare it with.
+    /// Ours is elsewhere, as it should be.
+    OnPurpose,
+    /// The quartiles of a ratio are on both sides of 1.
+    NoDifference,
+    /// There is nothing to be judged by.
     Reported,
-    /// This run did not measure it.
+    /// Something is not here that a comparison needs.
+    NotComparable,
+    /// The machine was disturbed while it was measured.
+    Disturbed,
+    /// A model of other machines agrees, or goes where the paper's figure does.
+    Projected,
+    /// This run did not measure all of it.
     NotMeasured,
 }
 
 impl Verdict {
-    fn of(compared: &[Compared]) -> Verdict {
-        let any = |is: fn(&Compared) -> bool| compared.iter().any(is);
-        let agrees = any(|j| matches!(j, Compared::Agrees(_)));
-        let differs = any(|j| matches!(j, Compared::Differs(_)));
-        let disturbed = any(|j| matches!(j, Compared::Disturbed(_)));
-        match (agrees, differs) {
-            _ if compared.is_empty() => Verdict::Reported,
-            (true, true) => Verdict::InPart,
-            (true, false) => Verdict::Agrees,
-            (false, true) => Verdict::Differs,
-            (false, false) if disturbed => Verdict::Disturbed,
-            (false, false) => Verdict::NotMeasured,
-        }
+    /// The worst first.
+    pub const ALL: [Verdict; 10] = [
+        Verdict::Differs,
+        Verdict::Disturbed,
+        Verdict::NotMeasured,
+        Verdict::NoDifference,
+        Verdict::Reported,
+        Verdict::SameDirection,
+        Verdict::Projected,
+        Verdict::Agrees,
+        Verdict::OnPurpose,
+        Verdict::NotComparable,
+    ];
+
+    /// Of a figure, from its checks: the worst.
+    fn of(judged: &[Verdict]) -> Verdict {
+        let worst = Verdict::ALL.into_iter().find(|one| judged.contains(one));
+        worst.unwrap_or(Verdict::Reported)
     }
 
     /// In words.
     pub fn name(self) -> &'static str {
         match self {
             Verdict::Agrees => "agrees",
-            Verdict::InPart => "in part",
+            Verdict::SameDirection => "same direction",
             Verdict::Differs => "differs",
-            Verdict::Disturbed => "disturbed",
+            Verdict::OnPurpose => "differs on purpose",
+            Verdict::NoDifference => "no difference",
             Verdict::Reported => "reported",
-            Verdict::NotMeasured => "not run",
+            Verdict::NotComparable => "not comparable here",
+            Verdict::Disturbed => "disturbed",
+            Verdict::Projected => "projected",
+            Verdict::NotMeasured => "not measured",
         }
     }
 }
@@ -307,8 +473,17 @@ impl Verdict {
 pub struct Outcome {
     /// Whether the two agree.
     pub verdict: Verdict,
-    /// Our numbers beside those published.
+    /// Our numbers beside those published, and the reason for a difference.
     pub sentence: String,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.sentence.is_empty() {
+            true => f.write_str(self.verdict.name()),
+            false => write!(f, "{}: {}", self.verdict.name(), self.sentence),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -316,47 +491,159 @@ mod tests {
     use super::*;
 
     const FIGURE: Figure = Figure::new(SIZEMORE, "figure 0", "something", "").checks(&[
-        Check::ratio("two over one", "two / one")
-            .published(1.5)
-            .above(1.0),
-        Check::new("share", "share", PERCENT).below(50.0),
+        Check::ratio("two over one", "two / one").number(1.5),
+        Check::new("share", "share", PERCENT).less_than(50.0),
+        Check::ratio("besides", "besides"),
     ]);
 
-    fn measures(values: &[(&str, f64, bool)]) -> Measures {
-        let one = |&(name, value, disturbed): &(&str, f64, bool)| {
-            (name.to_owned(), Measure { value, disturbed })
-        };
-        values.iter().map(one).collect()
+    fn spread(q1: f64, median: f64, q3: f64) -> Spread {
+        Spread { q1, median, q3 }
+    }
+
+    fn judge(check: Check, ours: Spread, pairs: usize) -> Verdict {
+        check.judge(Some(&Measure::of(ours, pairs)))
     }
 
     #[test]
-    fn a_figure_agrees_if_every_check_does() {
-        let of = |values| FIGURE.compare(&measures(values));
-        let agrees = of(&[("two / one", 1.2, false), ("share", 40.0, false)]);
-        assert_eq!(agrees.verdict, Verdict::Agrees);
+    fn a_number_agrees_if_both_quartiles_of_enough_pairs_are_within_a_quarter_of_it() {
+        let check = Check::ratio("", "").number(2.0);
+        assert_eq!(judge(check, spread(1.5, 1.8, 2.5), 5), Verdict::Agrees);
         assert_eq!(
-            agrees.sentence,
-            "two over one 1.20x (published 1.50x); share 40.0 %"
+            judge(check, spread(1.49, 1.8, 2.5), 5),
+            Verdict::SameDirection
         );
-        let part = of(&[("two / one", 0.9, false), ("share", 40.0, false)]);
-        assert_eq!(part.verdict, Verdict::InPart);
         assert_eq!(
-            of(&[("two / one", 0.9, false)]).verdict,
-            Verdict::Differs,
-            "what was not measured contradicts nothing"
+            judge(check, spread(1.5, 1.8, 2.51), 5),
+            Verdict::SameDirection
+        );
+        assert_eq!(
+            judge(check, spread(1.5, 1.8, 2.5), 4),
+            Verdict::SameDirection
+        );
+        assert_eq!(judge(check, spread(1.5, 1.5, 1.5), 1), Verdict::Reported);
+        assert_eq!(judge(check, spread(0.7, 0.8, 0.9), 9), Verdict::Differs);
+        assert_eq!(
+            judge(check, spread(0.9, 1.2, 1.9), 9),
+            Verdict::NoDifference
+        );
+        assert_eq!(check.judge(Some(&Measure::exact(2.0))), Verdict::Agrees);
+        // Near, and on the other side of 1.
+        let little = Check::ratio("", "").number(1.05);
+        assert_eq!(judge(little, spread(0.97, 0.98, 0.99), 9), Verdict::Differs);
+
+        let share = Check::new("", "", PERCENT).number(85.0);
+        assert_eq!(judge(share, spread(0.1, 0.1, 0.1), 9), Verdict::Differs);
+        assert_eq!(judge(share, spread(80.0, 85.0, 90.0), 9), Verdict::Agrees);
+        assert_eq!(judge(share, spread(80.0, 85.0, 90.0), 3), Verdict::Reported);
+    }
+
+    #[test]
+    fn an_interval_is_as_wide_as_the_paper_has_it() {
+        let check = Check::ratio("", "").between(2.0, 3.0);
+        assert_eq!(judge(check, spread(2.0, 2.5, 3.0), 5), Verdict::Agrees);
+        assert_eq!(
+            judge(check, spread(4.1, 4.15, 4.2), 5),
+            Verdict::SameDirection
         );
     }
 
     #[test]
-    fn nothing_is_judged_by_what_was_disturbed_or_not_measured() {
-        let of = |values| FIGURE.compare(&measures(values)).verdict;
-        assert_eq!(of(&[("two / one", 0.9, true)]), Verdict::Disturbed);
-        assert_eq!(of(&[("another", 0.9, false)]), Verdict::NotMeasured);
+    fn a_curve_without_numbers_has_a_direction_alone() {
+        let check = Check::ratio("", "").more_than(1.0);
         assert_eq!(
-            Figure::new(SIZEMORE, "", "", "")
-                .compare(&Measures::new())
-                .verdict,
-            Verdict::Reported
+            judge(check, spread(1.1, 1.8, 1.9), 9),
+            Verdict::SameDirection
         );
+        assert_eq!(
+            judge(check, spread(0.99, 1.0, 1.01), 9),
+            Verdict::NoDifference
+        );
+        assert_eq!(judge(check, spread(0.7, 0.8, 0.9), 9), Verdict::Differs);
+        let projected = Measure::of(Spread::one(2.0), 5).projected();
+        assert_eq!(check.judge(Some(&projected)), Verdict::Projected);
+        let projected = Measure::of(Spread::one(0.5), 5).projected();
+        assert_eq!(check.judge(Some(&projected)), Verdict::Differs);
+    }
+
+    fn measures(values: &[(&str, Measure)]) -> Measures {
+        let named = values
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), *value));
+        named.collect()
+    }
+
+    #[test]
+    fn a_figure_is_as_good_as_the_worst_of_its_checks() {
+        let calm = |value| Measure::of(Spread::one(value), 5);
+        let of = |values: &[(&str, Measure)]| FIGURE.compare(&measures(values));
+        let both = of(&[("two / one", calm(1.5)), ("share", calm(40.0))]);
+        assert_eq!(both.verdict, Verdict::SameDirection);
+        let sentence = "two over one 1.50x (published 1.50x); share 40.0 %; besides not measured";
+        assert_eq!(both.sentence, sentence);
+        let one = of(&[("two / one", calm(1.5))]);
+        assert_eq!(one.verdict, Verdict::NotMeasured);
+        let disturbed = calm(40.0).disturbed_if(true);
+        let one = of(&[("two / one", calm(1.5)), ("share", disturbed)]);
+        assert_eq!(one.verdict, Verdict::Disturbed);
+        let none = of(&[("two / one", calm(1.5)), ("share", calm(60.0))]);
+        assert_eq!(none.verdict, Verdict::Differs);
+        let reported = Figure::new(SIZEMORE, "", "", "").compare(&Measures::new());
+        assert_eq!(reported.verdict, Verdict::Reported);
+    }
+
+    /// A measure of ours that a check must pass, and one that it must fail.
+    fn extremes(check: &Check) -> Option<[f64; 2]> {
+        Some(match check.published {
+            Published::Nothing => return None,
+            Published::Number(number) if check.unit == TIMES && number > 1.0 => [number, 0.5],
+            Published::Number(number) if check.unit == TIMES => [number, 2.0],
+            Published::Number(number) => [number, 2.0 * number],
+            Published::Between(least, most) if most > 1.0 => [(least + most) / 2.0, 0.5],
+            Published::Between(least, most) => [(least + most) / 2.0, 2.0],
+            Published::MoreThan(bound) => [2.0 * bound, bound / 2.0],
+            Published::LessThan(bound) => [bound / 2.0, 2.0 * bound],
+        })
+    }
+
+    #[test]
+    fn every_figure_can_fail_and_can_pass() {
+        let good = [Verdict::Agrees, Verdict::SameDirection];
+        let bad = [Verdict::Differs, Verdict::OnPurpose];
+        for (experiment, figure) in crate::report::figures() {
+            let name = format!("{experiment}: {}, {}", figure.source, figure.place);
+            let judged = || {
+                figure
+                    .checks
+                    .iter()
+                    .filter_map(|check| Some((check, extremes(check)?)))
+            };
+            let all = |failing: Option<usize>| {
+                let one = |(at, (check, values)): (usize, (&Check, [f64; 2]))| {
+                    let value = values[usize::from(failing == Some(at))];
+                    (check.measure.to_owned(), Measure::of(Spread::one(value), 5))
+                };
+                figure
+                    .compare(&judged().enumerate().map(one).collect())
+                    .verdict
+            };
+            if !figure.lacks.is_empty() {
+                println!("{name}: {} ({})", all(None).name(), figure.lacks);
+                assert_eq!(all(None), Verdict::NotComparable);
+                continue;
+            }
+            println!(
+                "{name}: {} checks that can fail, {}",
+                judged().count(),
+                all(None).name()
+            );
+            if judged().count() == 0 {
+                assert_eq!(all(None), Verdict::Reported, "{name}");
+                continue;
+            }
+            assert!(good.contains(&all(None)), "{name}");
+            for failing in 0..judged().count() {
+                assert!(bad.contains(&all(Some(failing))), "{name}: check {failing}");
+            }
+        }
     }
 }

@@ -66,7 +66,8 @@ pub fn compared(figures: &[Figure], measures: &Measures) -> Option<String> {
     let mut units: Vec<(&str, Bars)> = Vec::new();
     for figure in figures {
         for check in figure.checks {
-            let (Some(ours), Some(published)) = (check.ours(measures), check.published) else {
+            let (Some(ours), Some(published)) = (check.ours(measures), check.number_published())
+            else {
                 continue;
             };
             let unit = check.unit;
@@ -83,11 +84,11 @@ pub fn compared(figures: &[Figure], measures: &Measures) -> Option<String> {
                 units.push((unit, bars));
                 units.len() - 1
             });
-            let [here, there] = [ours, published].map(|value| shown(value, unit));
+            let [here, there] = [ours.median, published].map(|value| shown(value, unit));
             units[at].1.bars.push(Bar {
                 name: format!("{}: {}", figure.place, check.what),
                 series: String::new(),
-                ours: Spread::one(ours),
+                ours,
                 beside: Some(published),
                 text: format!("{here}, published {there}"),
             });

@@ -8,7 +8,7 @@ use core::fmt;
 use serde::Serialize;
 
 use crate::slices::Sample;
-use crate::spread::Spread;
+use crate::spread::{Spread, short};
 use crate::topology::Distance;
 
 /// A row of a panel by its name, or the fastest of several.
@@ -288,7 +288,7 @@ impl fmt::Display for RatioLine {
                 Some(false) => "NOT met",
                 None => "not judged",
             };
-            write!(f, "; target {least}: {met}")?;
+            write!(f, "; target {}: {met}", short(least))?;
         }
         for at in &self.at {
             let Spread { q1, median, q3 } = at.ratio;

@@ -279,7 +279,6 @@ fn result_row(
     };
     let performed = sum(|a| a.primary_bytes);
     let locks = sum(|a| a.lock_acquired);
-    let slice_ns = panel.workload.slice.as_nanos() as f64;
     let waited = measured.rounds.iter().map(|round| round[row].waited);
     Some(ResultRow {
         variant: name,
@@ -312,13 +311,13 @@ fn result_row(
         sent_again: measured.oddities[row].sent_again,
         held_up_ms: measured.oddities[row].held_up.as_secs_f64() * 1e3,
         out_of_order: measured.oddities[row].out_of_order,
-        lock_wait_share: each(locks > 0.0, &|a| share(a.lock_wait_ns, slice_ns)),
+        lock_wait_share: each(locks > 0.0, &|a| share(a.lock_wait_ns, a.slice_ns as f64)),
         segments_per_lock: over(sum(|a| a.segments), locks),
         misordered_share: over(sum(|a| a.misordered), sum(|a| a.segments)).filter(|_| locks > 0.0),
         waits: (LOCKS.iter().enumerate())
             .map(|(lock, name)| {
                 let waited: u64 = accounts.iter().map(|a| a.waits_ns[lock]).sum();
-                (*name, share(waited, slice_ns * accounts.len() as f64))
+                (*name, share(waited, sum(|a| a.slice_ns)))
             })
             .filter(|(_, share)| *share > 0.0)
             .collect(),
@@ -371,6 +370,7 @@ mod tests {
                 vec![Account::default()],
                 vec![
                     Account {
+                        slice_ns: 100_000_000,
                         segments: 1000,
                         lock_acquired: 100,
                         lock_wait_ns: 85_000_000,

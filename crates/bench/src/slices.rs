@@ -355,7 +355,10 @@ impl Conductor<'_> {
             *clock = report.clock.max(*clock);
             whole.bytes += report.sample.bytes;
             whole.waited = whole.waited.max(report.sample.waited);
-            accounts[report.id] = report.account;
+            accounts[report.id] = Account {
+                slice_ns: report.sample.ns,
+                ..report.account
+            };
             self.threads[report.id] = (report.core, report.pinned);
         }
         Ok((whole, accounts))

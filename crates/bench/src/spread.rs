@@ -2,7 +2,7 @@
 
 /// A median with its quartiles.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(feature = "report", derive(serde::Serialize))]
+#[cfg_attr(feature = "report", derive(serde::Serialize, serde::Deserialize))]
 pub struct Spread {
     /// A quarter of the values is below.
     pub q1: f64,
@@ -19,6 +19,23 @@ impl Spread {
             q1: value,
             median: value,
             q3: value,
+        }
+    }
+
+    /// Whether all three values are numbers.
+    pub fn is_finite(self) -> bool {
+        [self.q1, self.median, self.q3]
+            .into_iter()
+            .all(f64::is_finite)
+    }
+
+    /// Of quotients of which only this spread and that of the divisors are known: as far apart as
+    /// they can be.
+    pub fn over(self, divisor: Spread) -> Spread {
+        Spread {
+            q1: self.q1 / divisor.q3,
+            median: self.median / divisor.median,
+            q3: self.q3 / divisor.q1,
         }
     }
 
@@ -52,6 +69,13 @@ impl Spread {
     pub fn text(values: impl IntoIterator<Item = f64>, digits: usize) -> String {
         Spread::of(values).map_or_else(|| "?".to_owned(), |spread| format!("{spread:.digits$}"))
     }
+}
+
+/// A number with at most three decimal places, and none that says nothing.
+pub fn short(value: f64) -> String {
+    let text = format!("{value:.3}");
+    let end = text.trim_end_matches('0').trim_end_matches('.').len();
+    text[..end].to_owned()
 }
 
 /// The median, and the quartiles in brackets, with two decimal places by default.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::paper::{Measure, Measures};
 use crate::ratio::RatioLine;
-use crate::spread::Spread;
+use crate::spread::{Spread, short};
 
 /// Figures in rows and columns.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -74,8 +74,8 @@ impl Limit {
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Limit::AtLeast(least) => write!(f, "at least {least}"),
-            Limit::AtMost(most) => write!(f, "at most {most}"),
+            Limit::AtLeast(least) => write!(f, "at least {}", short(*least)),
+            Limit::AtMost(most) => write!(f, "at most {}", short(*most)),
         }
     }
 }
@@ -193,10 +193,9 @@ impl Table {
         }
     }
 
-    /// Adds a value that published figures are compared with.
-    pub fn measure(&mut self, name: impl Into<String>, value: f64, disturbed: bool) {
-        if value.is_finite() {
-            let measure = Measure { value, disturbed };
+    /// Adds a quantity that published figures are compared with, unless it is no number.
+    pub fn measure(&mut self, name: impl Into<String>, measure: Measure) {
+        if measure.ours.is_finite() {
             self.measures.insert(name.into(), measure);
         }
     }

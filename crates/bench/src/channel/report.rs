@@ -1,6 +1,7 @@
 //! Tables and pictures of the channel bench.
 
 use super::{Point, peers::Peer};
+use dominoes_bench::paper::Measure;
 use dominoes_bench::rounds::{self, Reading};
 use dominoes_bench::spread::Spread;
 use dominoes_bench::table::{Bar, Bars, Limit, Lines, Table};
@@ -239,7 +240,8 @@ impl Report {
                 let is_published = point.batch == 1 && point.capacity == PUBLISHED_CAPACITY;
                 if peer == Peer::Dominoes && is_published {
                     let name = format!("{}x{}", point.publishers, point.subscribers);
-                    table.measure(name, middle, some.is_none());
+                    let measure = Measure::of(spread.times(1e-6), rates.len());
+                    table.measure(name, measure.disturbed_if(some.is_none()));
                 }
             }
             cells.push(match published(point) {

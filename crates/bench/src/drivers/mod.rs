@@ -118,6 +118,8 @@ pub(crate) trait Driver: Send {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "report", derive(serde::Serialize))]
 pub struct Account {
+    /// Nanoseconds of the slice.
+    pub slice_ns: u64,
     /// Nanoseconds under observation.
     pub observed_ns: u64,
     /// ... of which it had the receiving half of the device.

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use super::{Experiment, TABLES, parts};
 use crate::instructions::functions::{self, Cost, Costs, Times};
 use crate::lineup::Wanted;
-use crate::paper;
+use crate::paper::{self, Measure};
 use crate::spread::Spread;
 use crate::table::Table;
 use crate::targets;
@@ -266,18 +266,42 @@ fn gains((_, functions, components): &Path, costs: &[f64]) -> Gains {
     }
 }
 
-/// Adds the gains to a table. `by`: the basis of the estimate, where that is not instructions.
-fn add_gains(table: &mut Table, path: &Path, costs: &[f64], (by, unit): (&str, &str)) {
+/// Adds the gains by instructions to a table, which every run repeats.
+fn add_counted(table: &mut Table, path: &Path, costs: &[f64]) {
+    let measure = |of: &dyn Fn(&Gains) -> f64| Measure::exact(of(&gains(path, costs)));
+    add_gains(table, path, costs, ("", "instructions"), measure);
+}
+
+/// Adds the gains by time, from the times of several runs and their medians.
+fn add_timed(table: &mut Table, path: &Path, runs: &[Vec<f64>], medians: &[f64]) {
+    let measure = |of: &dyn Fn(&Gains) -> f64| {
+        let values = runs.iter().map(|run| of(&gains(path, run)));
+        let spread = Spread::of(values).unwrap_or(Spread::one(f64::NAN));
+        Measure::of(spread, runs.len())
+    };
+    add_gains(table, path, medians, (", by time", "ns"), measure);
+}
+
+/// Adds the gains to a table: in words by `costs`, and each as `measure` makes it.
+fn add_gains(
+    table: &mut Table,
+    path: &Path,
+    costs: &[f64],
+    (by, unit): (&str, &str),
+    measure: impl Fn(&dyn Fn(&Gains) -> f64) -> Measure,
+) {
     let (name, _, components) = path;
     let gains = gains(path, costs);
-    for (component, (gain, sum)) in components.iter().zip(gains.components) {
-        table.measure(format!("{component}{by}"), gain, false);
+    for (at, (component, (gain, sum))) in components.iter().zip(gains.components).enumerate() {
+        let measure = measure(&|gains| gains.components[at].0);
+        table.measure(format!("{component}{by}"), measure);
         table.note(format!(
             "{component}{by}: {gain:.2} by its critical path, of {sum:.0} {unit}"
         ));
     }
-    table.measure(format!("{name}{by}"), gains.path, false);
-    table.measure(format!("{name}, pipelined{by}"), gains.pipelined, false);
+    table.measure(format!("{name}{by}"), measure(&|gains| gains.path));
+    let pipelined = measure(&|gains| gains.pipelined);
+    table.measure(format!("{name}, pipelined{by}"), pipelined);
     table.note(format!(
         "{name}{by}: {:.2} by critical paths; {:.2} if every function were a stage of a pipeline; \
          the experiment pipeline measures one",
@@ -336,10 +360,10 @@ fn table(path: &Path, costs: &Costs, times: Result<&[Times], &str>) -> Table {
             timed.map_or_else(String::new, |ns| share(ns, place)),
         ]);
     }
-    add_gains(&mut table, path, &instructions, ("", "instructions"));
+    add_counted(&mut table, path, &instructions);
     match (&ns, median(&|round| round.iter().sum())) {
         (Some(ns), Some(whole)) => {
-            add_gains(&mut table, path, ns, (", by time", "ns"));
+            add_timed(&mut table, path, &rounds, ns);
             table.note(format!(
                 "{name}: a segment takes {:.0} ns with all of this, quartiles {:.0} and {:.0} of {} runs; \
                  each function's time is the median of its shares of the samples",

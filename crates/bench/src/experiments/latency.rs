@@ -9,6 +9,7 @@ use crate::drivers::echo::{Pair, SERVERS, Server};
 #[cfg(target_os = "linux")]
 use crate::kernel_echo;
 use crate::lineup::Wanted;
+use crate::paper::Measure;
 use crate::rounds::{self, Reading};
 use crate::spread::Spread;
 use crate::table::{Lines, Table};
@@ -72,11 +73,11 @@ fn part(sorted: &[u64], part: f64) -> f64 {
         .map_or(f64::NAN, |ns| *ns as f64 / 1e3)
 }
 
-/// The median with quartiles as text, and the median.
-fn spread(values: impl Iterator<Item = f64>, digits: usize) -> (String, f64) {
+/// The median with quartiles as text, and as numbers.
+fn spread(values: impl Iterator<Item = f64>, digits: usize) -> (String, Spread) {
     match Spread::of(values) {
-        None => (String::new(), f64::NAN),
-        Some(spread) => (format!("{spread:.digits$}"), spread.median),
+        None => (String::new(), Spread::one(f64::NAN)),
+        Some(spread) => (format!("{spread:.digits$}"), spread),
     }
 }
 
@@ -100,11 +101,14 @@ fn latency(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Ve
         let (p50, p99) = (of(0).1, of(2).1);
         for (part, value) in [("p50", p50), ("p99", p99)] {
             let name = format!("latency {part} of {}/{}", server.name, server.cores);
-            table.measure(name, value, disturbed);
+            let measure = Measure::of(value, values.len());
+            table.measure(name, measure.disturbed_if(disturbed));
         }
         line.push((
             format!("{}/{}", server.name, server.cores),
-            vec![(50.0, p50), (90.0, of(1).1), (99.0, p99)],
+            [(50.0, p50), (90.0, of(1).1), (99.0, p99)]
+                .map(|(part, spread)| (part, spread.median))
+                .into(),
         ));
         table.row(vec![
             server.name.to_owned(),
@@ -153,20 +157,21 @@ fn connects(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<V
     let rate = |readings: &[Reading<Vec<f64>>]| {
         let (values, left_out) = rounds::kept(readings);
         let disturbed = left_out.is_none();
-        let (text, median) = spread(values.iter().map(|round| round[0]), 1);
-        (text, median, disturbed, values.len())
+        let (text, rate) = spread(values.iter().map(|round| round[0]), 1);
+        (text, rate, disturbed, values.len())
     };
     let alone = single.map(|(_, readings)| rate(readings).1);
     for (server, readings) in &measured {
-        let (text, median, disturbed, calm) = rate(readings);
-        let ratio = alone.map(|alone| median / alone);
+        let (text, spread, disturbed, calm) = rate(readings);
+        let ratio = alone.map(|alone| spread.over(alone));
         let name = format!("connections of {}/{}", server.name, server.cores);
-        table.measure(name, median, disturbed);
+        let measure = Measure::of(spread, calm);
+        table.measure(name, measure.disturbed_if(disturbed));
         table.row(vec![
             server.name.to_owned(),
             server.cores.to_string(),
             text,
-            ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}")),
+            ratio.map_or_else(String::new, |ratio| ratio.to_string()),
             counted(calm, readings.len(), disturbed),
         ]);
     }

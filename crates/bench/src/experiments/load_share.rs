@@ -4,7 +4,7 @@ use super::{Clock, Experiment, ROW, sampled, verified};
 use crate::drivers::Direction;
 use crate::drivers::shares::ShareLog;
 use crate::lineup::{Entry, Wanted};
-use crate::paper;
+use crate::paper::{self, Measure};
 use crate::record::text::{conditions, known, nanoseconds};
 use crate::spread::Spread;
 use crate::table::{Lines, Table};
@@ -64,7 +64,7 @@ fn tables(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec
         for sample in &samples {
             ends.push(ends.last().copied().unwrap_or(0.0) + sample.ms);
         }
-        let (mut lines, mut least_of_all) = (Vec::new(), f64::INFINITY);
+        let (mut lines, mut least) = (Vec::new(), None::<Spread>);
         for replica in 0..entry.cores {
             let shares: Vec<f64> = samples.iter().map(|sample| sample.share[replica]).collect();
             let extreme = |of: fn(f64, f64) -> f64| shares.iter().copied().fold(f64::NAN, of);
@@ -75,14 +75,19 @@ fn tables(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec
                 known(extreme(f64::max), 3),
             ]);
             if let Some(share) = Spread::of(shares.iter().copied()) {
-                least_of_all = share.median.min(least_of_all);
+                let share = share.times(100.0);
+                least = least
+                    .filter(|least| least.median <= share.median)
+                    .or(Some(share));
             }
             let percent = shares.iter().map(|share| 100.0 * share);
             let points = ends.iter().copied().zip(percent);
             lines.push((format!("replica {replica}"), points.collect()));
         }
-        let least = 100.0 * least_of_all;
-        table.measure(format!("{name}: least share"), least, samples.is_empty());
+        if let Some(least) = least {
+            let measure = Measure::of(least, samples.len());
+            table.measure(format!("{name}: least share"), measure);
+        }
         note.into_iter().for_each(|note| table.note(note));
         table.lines(Lines {
             x: "ms".to_owned(),

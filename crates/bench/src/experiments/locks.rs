@@ -4,9 +4,11 @@ use super::Experiment;
 use crate::drivers::Direction;
 use crate::drivers::locks::VARIANTS;
 use crate::lineup::{Panel, Wanted};
-use crate::paper;
+use crate::paper::{self, Measure};
 use crate::ratio::{Target, row};
+use crate::record::text::known;
 use crate::record::{PanelResult, ResultRow};
+use crate::spread::Spread;
 use crate::table::{Lines, Table};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -223,19 +225,17 @@ fn misordering(panel: &PanelResult) -> Table {
         .fold((0, 0), |sum, row| (sum.0 + row.0, sum.1 + row.1));
     let published = f64::from(published.1) / f64::from(published.0);
     if judged > 0 && mutex > 0.0 {
-        table.measure("misordering, MCS / mutex", mcs / mutex, judged <= 2);
+        let measure = Measure::of(Spread::one(mcs / mutex), 1);
+        table.measure(
+            "misordering, MCS / mutex",
+            measure.disturbed_if(judged <= 2),
+        );
     }
-    table.note(if judged > 2 && mutex > 0.0 {
-        let here = if mcs / mutex <= 0.5 { "confirmed" } else { "refuted" };
-        format!(
-            "MCS halves misordering: {:.2} of that at mutexes, by {judged} numbers of workers (published: {published:.2}): {here}",
-            mcs / mutex
-        )
-    } else {
-        format!(
-            "MCS halves misordering (published: {published:.2}): not judged, {judged} numbers of workers with a core each"
-        )
-    });
+    table.note(format!(
+        "misordering with MCS locks over mutexes: {} (published: {published:.2}), by the {judged} numbers of \
+         workers that had a core each",
+        known(mcs / mutex, 2)
+    ));
     if panel.over_committed > 0 {
         table.note(format!(
             "{} workers more than cores: they share cores, and a lock is lost with its holder's time slice",

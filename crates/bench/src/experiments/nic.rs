@@ -29,7 +29,7 @@ use crate::spread::Spread;
 
 mod tables;
 
-use tables::{ByFirmware, EventRow, Finding, Found, Row};
+use tables::{ByFirmware, EventRow, Found, Row};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "nic",
@@ -532,8 +532,10 @@ fn measure(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Fo
         }
     }
     scale(&mut rows);
-    let mut result = Found {
+    Ok(Found {
         overhead_ns: overhead,
+        rounds: pings[0].len(),
+        service_rounds: rounds.min(5),
         events: event_rows(&profiles),
         share_of_a: share_of_a(&profiles),
         busy_share: busy_share(&profiles),
@@ -550,10 +552,7 @@ fn measure(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Fo
             .zip(&services)
             .map(|((name, _), services)| (name, named(services)))
             .collect(),
-        findings: Vec::new(),
-    };
-    result.findings = findings(&result);
-    Ok(result)
+    })
 }
 
 fn measured_of<'a>(
@@ -645,126 +644,4 @@ fn busy_share(profiles: &[(Firmware, Measured)]) -> Option<Spread> {
         .iter()
         .filter(|(firmware, _)| *firmware == Firmware::Partitioned);
     Spread::of(both.map(|(_, measured)| measured.busy[0] / measured.busy.iter().sum::<f64>()))
-}
-
-/// What the paper found, and whether it is so here.
-fn findings(result: &Found) -> Vec<Finding> {
-    let share = |event: NicEvent| {
-        let row = &result.events[event as usize];
-        row.share.map_or(f64::NAN, |share| share.median)
-    };
-    let speedup = |firmware: &str, traffic, size| {
-        let mut rows = result.rows.iter();
-        let row = rows.find(|r| (r.firmware, r.traffic, r.size) == (firmware, traffic, size));
-        row.and_then(|row| row.speedup)
-            .map_or(f64::NAN, |ratio| ratio.median)
-    };
-    let scaled = |firmware: &str, traffic, size| {
-        let mut rows = result.rows.iter();
-        let row = rows.find(|r| (r.firmware, r.traffic, r.size) == (firmware, traffic, size));
-        row.and_then(|row| row.scaled_mbit_per_s)
-            .unwrap_or(f64::NAN)
-    };
-    let of = |rows: &[(&str, Option<Spread>)], name: &str| {
-        let row = rows.iter().find(|(of, _)| *of == name);
-        row.and_then(|(_, spread)| *spread)
-            .map_or(f64::NAN, |spread| spread.median)
-    };
-    let [one, two, dynamic, copies] = FIRMWARE.map(|(_, name)| name);
-    let (min, max) = (SIZES[0], SIZES[5]);
-    let percent = |ratio: f64| format!("{:+.0} %", (ratio - 1.0) * 100.0);
-    let finding = |what, published: &str, ours: String, holds: bool| Finding {
-        what,
-        published: published.to_owned(),
-        ours,
-        holds,
-    };
-    let (data, receive) = (
-        share(NicEvent::SendDataReady),
-        share(NicEvent::ReceiveComplete),
-    );
-    let (read, write) = (
-        share(NicEvent::DmaReadComplete),
-        share(NicEvent::DmaWriteComplete),
-    );
-    let least = NicEvent::ALL
-        .map(share)
-        .into_iter()
-        .fold(f64::MAX, f64::min);
-    let a = result.share_of_a.map_or(f64::NAN, |share| share.median);
-    let (small, large) = (
-        speedup(two, Traffic::Both, min),
-        speedup(two, Traffic::Both, max),
-    );
-    let carried = scaled(two, Traffic::Both, max) / scaled(one, Traffic::Both, max);
-    let alone = [Traffic::Send, Traffic::Receive].map(|traffic| speedup(two, traffic, min));
-    let latency = of(&result.pings, two) / of(&result.pings, one);
-    let shared_out = speedup(dynamic, Traffic::Both, min);
-    let heavy = of(&result.heavy, two) / of(&result.heavy, copies);
-    vec![
-        finding(
-            "send data ready and receive complete dominate",
-            "about 30 % each",
-            format!("{:.0} % and {:.0} %", data * 100.0, receive * 100.0),
-            data + receive > 0.5 && data.min(receive) > read.max(write),
-        ),
-        finding(
-            "DMA read complete is the next, over twice DMA write complete",
-            "14 %, 4 to 6 %",
-            format!("{:.0} %, {:.0} %", read * 100.0, write * 100.0),
-            read > 2.0 * write,
-        ),
-        finding(
-            "update send consumer is the least",
-            "0.6 %",
-            format!("{:.1} %", share(NicEvent::UpdateSendConsumer) * 100.0),
-            share(NicEvent::UpdateSendConsumer) <= least,
-        ),
-        finding(
-            "the partition shares the work of one processor about equally",
-            "53:47",
-            format!("{:.0}:{:.0} (A:B)", a * 100.0, (1.0 - a) * 100.0),
-            (0.4..=0.6).contains(&a),
-        ),
-        finding(
-            "both ways, smallest frames: two processors for one",
-            "+157 %, of which +95 % at most without the on-chip memory's part",
-            percent(small),
-            small > 1.37,
-        ),
-        finding(
-            "both ways, longest frames: the same, as far as the Ethernet carries it",
-            "+65 %",
-            format!(
-                "{} of the handlers, {} on a gigabit Ethernet",
-                percent(large),
-                percent(carried)
-            ),
-            carried > 1.3,
-        ),
-        finding(
-            "one way alone gains less than both ways",
-            "send +13 %, receive +18 %, without the on-chip memory's part",
-            format!("send {}, receive {}", percent(alone[0]), percent(alone[1])),
-            alone.iter().all(|ratio| *ratio < small),
-        ),
-        finding(
-            "a ping gets faster",
-            "-6 to -10 % of the round trip",
-            format!("{} of what the handlers take of it", percent(latency)),
-            latency < 1.0,
-        ),
-        finding(
-            "handlers that any processor may run gain less than the partition, for their locks",
-            "expected, not measured",
-            format!("{} against {}", percent(shared_out), percent(small)),
-            shared_out < small,
-        ),
-        finding(
-            "copies of a heavy handler (a checksum in receive complete) beat the partition, receive",
-            "expected, not measured",
-            percent(heavy),
-            heavy > 1.2,
-        ),
-    ]
 }

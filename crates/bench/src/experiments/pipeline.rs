@@ -19,7 +19,8 @@ use super::{Experiment, TABLES};
 use crate::drivers::Direction;
 use crate::drivers::pipelined::{StageCosts, single_cost, stage_costs};
 use crate::lineup::Wanted;
-use crate::paper;
+use crate::paper::{self, Measure};
+use crate::spread::Spread;
 use crate::table::{Lines, Table};
 use crate::workload::Workload;
 
@@ -115,6 +116,11 @@ fn tables(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec
     Ok(result)
 }
 
+/// A quantity from the least of [`REPEATED`] busy times.
+fn repeated(value: f64) -> Measure {
+    Measure::of(Spread::one(value), REPEATED)
+}
+
 /// Figures 2 to 5 of the paper.
 fn by_stages(
     wanted: &Wanted,
@@ -163,12 +169,14 @@ fn by_stages(
             let x = stages as f64;
             lines[connections - 1].1.push((x, alone / projected.ns));
             if connections == 1 && stages == BESIDE_WINDOWS {
-                measured.push(("6 stages / single", alone / projected.ns));
+                let times = alone / projected.ns;
+                measured.push(("6 stages / single", repeated(times).projected()));
                 let whole = costs.interface + costs.data + costs.protocol;
-                measured.push(("share of data", 100.0 * costs.data / whole));
+                measured.push(("share of data", repeated(100.0 * costs.data / whole)));
             }
             if connections == 1 && stages == MOST {
-                measured.push(("protocol idle", 100.0 * projected.idle));
+                let idle = repeated(100.0 * projected.idle);
+                measured.push(("protocol idle", idle.projected()));
             }
             table.row(vec![
                 stages.to_string(),
@@ -187,9 +195,9 @@ fn by_stages(
             tell();
         }
     }
-    measured.extend(pays_from.map(|stages| ("pays from", stages as f64)));
+    measured.extend(pays_from.map(|n| ("pays from", repeated(n as f64).projected())));
     for (name, value) in measured {
-        table.measure(format!("{what}: {name}"), value, false);
+        table.measure(format!("{what}: {name}"), value);
     }
     table.lines(Lines {
         x: "data stages".to_owned(),
@@ -221,9 +229,8 @@ fn by_stages(
     for (connections, ratio, bound_by) in last {
         table.note(format!(
             "{connections} connections, {MOST} data stages: {ratio:.2} of single (published: 2 to 3 with 5 and more), \
-             bound by {bound_by} (published: {}): {}",
+             bound by {bound_by} (published: {})",
             published.0,
-            if bound_by == published.0 { "agrees" } else { "differs" },
         ));
     }
     table.note(
@@ -288,7 +295,8 @@ fn by_window(
         lines: vec![("pipelined".to_owned(), points.collect())],
     });
     if let Some((window, _)) = flat {
-        table.measure(format!("{what}: flat from"), f64::from(*window), false);
+        let flat = repeated(f64::from(*window)).projected();
+        table.measure(format!("{what}: flat from"), flat);
         table.note(format!(
             "within 10 % of the most from {window} KB on (published: 48 KB); follows from {FRAMES} frames a message"
         ));

@@ -1,6 +1,7 @@
 //! A panel as a [`Table`], and a result as text.
 
 use super::{ExperimentResult, PanelResult, ResultRow, Spread};
+use crate::paper::Measure;
 use crate::ratio::label;
 use crate::table::{Bar, Bars, Table};
 use crate::workload::Workload;
@@ -28,10 +29,7 @@ impl ExperimentResult {
         for figure in &self.published {
             out += &format!("published: {figure}\n");
             let outcome = figure.compare(&measures);
-            if !outcome.sentence.is_empty() {
-                let (verdict, sentence) = (outcome.verdict.name(), outcome.sentence);
-                out += &format!("  ours: {verdict}: {sentence}\n");
-            }
+            out += &format!("  ours: {outcome}\n");
         }
         out
     }
@@ -69,7 +67,8 @@ impl PanelResult {
         for line in &self.ratios {
             table.bounds.push(line.into());
             if let Some(ratio) = &line.ratio {
-                table.measure(line.what.clone(), ratio.median, line.all_disturbed);
+                let measure = Measure::of(*ratio, line.pairs).disturbed_if(line.all_disturbed);
+                table.measure(line.what.clone(), measure);
             }
         }
         table
@@ -102,31 +101,29 @@ impl PanelResult {
     fn add(&self, table: &mut Table, row: &ResultRow) {
         let name = label(row.variant, row.cores, &row.case);
         let some = |ratio: &Option<Spread>| ratio.map_or_else(String::new, |r| r.to_string());
-        let speedup = row.speedup.map(|speedup| speedup.median);
         table.row(vec![
             name.clone(),
             row.gbit_per_s.to_string(),
             format!("{:.0}", row.ns_per_segment),
             some(&row.ratio_to_single),
             some(&row.ratio_to_limit),
-            speedup.map_or_else(String::new, |median| format!("{median:.2}")),
+            some(&row.speedup),
         ]);
         let seen = row.details();
         if !seen.is_empty() {
             table.note(format!("{name}: {}", seen.join(", ")));
         }
-        let mut measure = |what: &str, value: f64| {
-            let measure = format!("{}: {what} of {name}", self.name);
-            table.measure(measure, value, row.all_disturbed);
+        let mut measure = |what: &str, ours: Option<Spread>, rounds: usize| {
+            let Some(ours) = ours else { return };
+            let measure = Measure::of(ours, rounds).disturbed_if(row.all_disturbed);
+            table.measure(format!("{}: {what} of {name}", self.name), measure);
         };
-        measure("Gbit/s", row.gbit_per_s.median);
-        speedup.into_iter().for_each(|s| measure("speed-up", s));
-        let waits = &row.lock_wait_share;
-        // NaN without a lock, which adds no measure.
-        measure(
-            "waits",
-            100.0 * waits.iter().sum::<f64>() / waits.len() as f64,
-        );
+        let rounds = self.rounds - row.disturbed_samples;
+        measure("Gbit/s", Some(row.gbit_per_s), rounds);
+        measure("speed-up", row.speedup, rounds);
+        // It was observed in one slice.
+        let waits = Spread::of(row.lock_wait_share.iter().map(|share| 100.0 * share));
+        measure("waits", waits, 1);
     }
 
     /// Gbit/s of every row.

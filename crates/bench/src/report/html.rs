@@ -13,8 +13,8 @@ h1{font-size:1.6em;margin-bottom:.2em}h2{font-size:1.25em;border-top:1px solid #
 table{border-collapse:collapse;width:100%;font-size:13.5px}th,td{text-align:left;vertical-align:top;padding:.35em .6em;border-bottom:1px solid #e4e4e4}
 th{background:#f5f5f5}td.place{white-space:nowrap}.note{color:#555}svg{max-width:100%;height:auto;margin:.6em 0}
 pre{overflow:auto;background:#f8f8f8;padding:1em;font-size:12px;line-height:1.4}summary{cursor:pointer;color:#4678b4}
-.v{white-space:nowrap;padding:.1em .5em;border-radius:.6em;font-size:12px}
-.agrees{background:#dff0e2}.in-part{background:#fbf0cf}.differs{background:#f8dcdc}.disturbed,.reported,.not-run{background:#eee}
+.v{white-space:nowrap;padding:.1em .5em;border-radius:.6em;font-size:12px;background:#eee}
+.agrees{background:#dff0e2}.same-direction,.projected,.no-difference{background:#fbf0cf}.differs{background:#f8dcdc}
 .failed{background:#f8dcdc;padding:.6em 1em}";
 
 fn chip(verdict: Verdict) -> String {
@@ -56,8 +56,9 @@ fn write_page(out: &mut String, sections: &[Section]) -> core::fmt::Result {
         let m = &section.machine;
         writeln!(
             out,
-            "<p class='note'>{}, {} cores, {}, Linux {}, commit {}. A verdict is drawn from medians: it \
-             agrees if ours lies where the paper says, whatever the absolute rates.</p>",
+            "<p class='note'>{}, {} cores, {}, Linux {}, commit {}. Ours agrees with a published number \
+             if both its quartiles are within a quarter of it; a curve without numbers has a \
+             direction alone.</p>",
             escaped(&m.cpu),
             m.cores,
             escaped(&m.caches.join(" ")),
@@ -93,18 +94,13 @@ fn write_summary(out: &mut String, sections: &[Section]) -> core::fmt::Result {
         };
         paper = figure.source;
         let Outcome { verdict, sentence } = outcome(sections, name, figure);
-        let sentence = if verdict == Verdict::Reported {
-            figure.differs
-        } else {
-            &sentence
-        };
         writeln!(
             out,
             "<tr><td>{}</td><td class='place'>{}</td><td class='place'><a href='#{name}'>{name}</a></td><td>{}</td><td>{}</td></tr>",
             escaped(source),
             escaped(figure.place),
             chip(verdict),
-            escaped(sentence),
+            escaped(&sentence),
         )?;
     }
     writeln!(out, "</table>")

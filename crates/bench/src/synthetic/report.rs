@@ -1,6 +1,7 @@
 //! The tables of the synthetic workload.
 
 use super::strategies::Strategy;
+use dominoes_bench::paper::Measure;
 use dominoes_bench::rounds::{self, Reading};
 use dominoes_bench::spread::Spread;
 use dominoes_bench::table::{Bound, Limit, Lines, Table};
@@ -115,16 +116,18 @@ impl Report {
                     let rates = row.requests_per_second.iter().map(|rate| rate.value);
                     let rate = Spread::of(rates)?.median / 1e6;
                     let (speedup, left_out) = self.speedups(row)?;
-                    Some((rate, speedup, left_out.is_none()))
+                    let rounds = row.requests_per_second.len() - left_out.unwrap_or(0);
+                    let measure = Measure::of(speedup, rounds);
+                    Some((rate, measure.disturbed_if(left_out.is_none())))
                 });
-                let Some((rate, s, disturbed)) = seen else {
+                let Some((rate, measure)) = seen else {
                     cells.push(String::new());
                     continue;
                 };
-                cells.push(format!("{rate:.3} {s}"));
-                line.1.push((x, s.median));
+                cells.push(format!("{rate:.3} {}", measure.ours));
+                line.1.push((x, measure.ours.median));
                 let name = format!("{}:{} {} on {threads}", ratio.0, ratio.1, strategy.name());
-                table.measure(name, s.median, disturbed);
+                table.measure(name, measure);
             }
             let model = model(ratio, threads, self.cores);
             cells.push(format!("{model:.2}"));

@@ -6,6 +6,7 @@
 use serde::Serialize;
 
 use super::{FIRMWARE, Traffic};
+use crate::paper::Measure;
 use crate::spread::Spread;
 use crate::table::{Bar, Bars, Table};
 
@@ -34,15 +35,6 @@ pub(super) struct Row {
     pub(super) scaled_mbit_per_s: Option<f64>,
 }
 
-/// A finding of the paper, and whether it holds here.
-#[derive(Debug, Serialize)]
-pub(super) struct Finding {
-    pub(super) what: &'static str,
-    pub(super) published: String,
-    pub(super) ours: String,
-    pub(super) holds: bool,
-}
-
 /// A figure for each firmware, by its name.
 pub(super) type ByFirmware = Vec<(&'static str, Option<Spread>)>;
 
@@ -51,6 +43,10 @@ pub(super) type ByFirmware = Vec<(&'static str, Option<Spread>)>;
 pub(super) struct Found {
     /// What reading the clock cost, in nanoseconds; it is taken off every call of a handler.
     pub(super) overhead_ns: f64,
+    /// Rounds in processor time.
+    pub(super) rounds: usize,
+    /// Rounds of the services, on threads.
+    pub(super) service_rounds: usize,
     pub(super) events: Vec<EventRow>,
     /// Share of processor A's handlers in what one processor does.
     pub(super) share_of_a: Option<Spread>,
@@ -67,7 +63,6 @@ pub(super) struct Found {
     /// Gbit/s that a client gets from a server over a card, and through a router over two, on
     /// threads.
     pub(super) services: Vec<(&'static str, ByFirmware)>,
-    pub(super) findings: Vec<Finding>,
 }
 
 fn some(value: Option<Spread>, digits: usize) -> String {
@@ -91,23 +86,27 @@ fn by_firmware(title: &str, unit: &'static str, rows: &ByFirmware, digits: usize
 }
 
 /// What each firmware has over one processor, as measures.
-fn over_one(table: &mut Table, what: &str, rows: &ByFirmware) {
+fn over_one(table: &mut Table, what: &str, rows: &ByFirmware, rounds: usize) {
     let Some((_, Some(one))) = rows.first() else {
         return;
     };
     for (firmware, value) in rows {
         if let Some(value) = value {
             let name = format!("{firmware} over one, {what}");
-            table.measure(name, value.median / one.median, false);
+            table.measure(name, Measure::of(value.over(*one), rounds));
         }
     }
 }
 
 impl Found {
+    fn measure(&self, ours: Spread) -> Measure {
+        Measure::of(ours, self.rounds)
+    }
+
     pub(super) fn tables(&self) -> Vec<Table> {
         let ping = "ping: handlers between an 18-byte datagram and its answer";
         let mut pings = by_firmware(ping, "ns", &self.pings, 0);
-        over_one(&mut pings, "ping", &self.pings);
+        over_one(&mut pings, "ping", &self.pings, self.rounds);
         let heavy = "receive, 1472 bytes, checksum by the firmware, processor time";
         let heavy = by_firmware(heavy, "ns/frame", &self.heavy, 0);
         let mut walls = Table::new(
@@ -129,31 +128,10 @@ impl Found {
                 let cells = [(*service).to_owned(), (*name).to_owned(), some(*rate, 2)];
                 services.row(cells.into());
             }
-            over_one(&mut services, service, rows);
+            over_one(&mut services, service, rows, self.service_rounds);
         }
-        let mut findings = Table::new("findings", &[]);
-        for Finding {
-            what,
-            published,
-            ours,
-            holds,
-        } in &self.findings
-        {
-            let verdict = if *holds { "confirmed" } else { "REFUTED" };
-            findings.note(format!(
-                "{verdict}: {what}; published: {published}; here: {ours}"
-            ));
-        }
-        findings.keep(self);
-        vec![
-            self.handlers(),
-            self.rates(),
-            pings,
-            heavy,
-            walls,
-            services,
-            findings,
-        ]
+        services.keep(self);
+        vec![self.handlers(), self.rates(), pings, heavy, walls, services]
     }
 
     /// The time of each handler, ours and the published one.
@@ -177,7 +155,7 @@ impl Found {
                 published.clone(),
             ]);
             let Some(share) = share else { continue };
-            table.measure(format!("share of {}", row.event), share.median, false);
+            table.measure(format!("share of {}", row.event), self.measure(share));
             bars.bars.push(Bar {
                 beside: Some((row.published.0 + row.published.1) / 2.0),
                 text: format!("{:.1} % (published: {published})", share.median),
@@ -185,7 +163,7 @@ impl Found {
             });
         }
         if let Some(share) = self.share_of_a {
-            table.measure("share of processor A", 100.0 * share.median, false);
+            table.measure("share of processor A", self.measure(share.times(100.0)));
         }
         table.note(format!(
             "processor A: {} of what one processor does, {} of what both do (published: 0.53)",
@@ -227,7 +205,7 @@ impl Found {
             ]);
             let Some(speedup) = row.speedup else { continue };
             let name = format!("{firmware} over one, {traffic}, {size} bytes");
-            table.measure(name, speedup.median, false);
+            table.measure(name, self.measure(speedup));
             if row.traffic == Traffic::Both && firmware != FIRMWARE[0].1 {
                 bars.bars.push(Bar {
                     beside: match (firmware, size) {
