@@ -280,7 +280,7 @@ mod tests {
     use crate::table::Limit;
     use std::collections::HashSet;
 
-    fn section(name: &str, settings: &str) -> Section {
+    pub(super) fn section(name: &str, settings: &str) -> Section {
         Section {
             name: name.to_owned(),
             about: "a < b".to_owned(),

@@ -9,7 +9,7 @@ use crate::paper::Verdict;
 use crate::table::Bound;
 
 /// Most goals and figures that have a line each.
-const MOST_LINES: usize = 24;
+const MOST_LINES: usize = 16;
 /// Characters of such a line.
 const LINE: usize = 160;
 
@@ -140,4 +140,34 @@ fn judged(sections: &[Section]) -> String {
         pairs(1),
         pairs(0) + pairs(1),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::paper::Measure;
+    use crate::report::contents;
+    use crate::report::tests::section;
+    use crate::spread::Spread;
+
+    #[test]
+    fn the_page_of_the_worst_run_has_at_most_120_lines_and_the_worst_is_first() {
+        let mut sections = Vec::new();
+        for (at, (name, _, figures)) in contents().enumerate() {
+            let mut one = section(name, "");
+            one.bounds = vec![one.bounds[0].clone(); 5 + at];
+            for check in figures.iter().flat_map(|figure| figure.checks) {
+                let measure = Measure::of(Spread::one(0.001), 5);
+                one.measures.insert(check.measure.to_owned(), measure);
+            }
+            sections.push(one);
+        }
+        let page = page(&sections);
+        println!("{page}");
+        let last = sections.last().unwrap();
+        let first = page.lines().nth(2).unwrap();
+        assert!(first.starts_with(&last.name), "{first}");
+        assert!(page.lines().count() <= 120, "{}", page.lines().count());
+        assert!(page.contains("published figures: differs"));
+    }
 }
