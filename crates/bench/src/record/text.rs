@@ -70,6 +70,10 @@ impl PanelResult {
                 let measure = Measure::of(*ratio, line.pairs).disturbed_if(line.all_disturbed);
                 table.measure(line.what.clone(), measure);
             }
+            for at in &line.at {
+                let measure = Measure::of(at.ratio, at.pairs).disturbed_if(line.all_disturbed);
+                table.measure(format!("{}, {}", line.what, at.distance.name()), measure);
+            }
         }
         table
     }
