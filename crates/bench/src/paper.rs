@@ -299,8 +299,10 @@ impl Check {
 
     /// Judges ours by both quartiles.
     ///
-    /// A ratio whose quartiles are on both sides of 1 says nothing, and one on the other side of 1
-    /// than the published number differs from it, however near they are.
+    /// A ratio whose quartiles are on both sides of 1, or at it, says nothing. One on the other
+    /// side of 1 than the published number differs from it, however near they are, and one agrees
+    /// only if what it gains or loses is also at least half of, and at most twice, what is
+    /// published: 1.05 is near 1.14, and yet a third of that gain.
     fn judge(&self, ours: Option<&Measure>) -> Verdict {
         let Some(measure) = ours else {
             return Verdict::NotMeasured;
@@ -313,13 +315,20 @@ impl Check {
         }
         let Spread { q1, q3, .. } = measure.ours;
         let is_ratio = self.unit == TIMES;
-        if is_ratio && q1 < 1.0 && q3 > 1.0 {
+        if is_ratio && q1 <= 1.0 && q3 >= 1.0 {
             return Verdict::NoDifference;
         }
         let number = |least: f64, most: f64, published: f64| {
-            let is_within = least <= q1 && q3 <= most;
-            let is_same_side = is_ratio && (q1 >= 1.0) == (published >= 1.0);
-            match is_within && (is_same_side || !is_ratio) {
+            let gain = |ours: f64| (ours - 1.0) / (published - 1.0);
+            let is_same_side = is_ratio && gain(q1) > 0.0;
+            let is_like = match self.published {
+                Published::Number(_) if is_ratio => [q1, q3]
+                    .map(gain)
+                    .iter()
+                    .all(|gain| (0.5..=2.0).contains(gain)),
+                _ => is_same_side || !is_ratio,
+            };
+            match least <= q1 && q3 <= most && is_like {
                 true if measure.has(ENOUGH_PAIRS) => Verdict::Agrees,
                 true if !is_ratio => Verdict::Reported,
                 _ if is_same_side => Verdict::SameDirection,
@@ -408,7 +417,8 @@ pub fn shown(value: f64, unit: &str) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Every published number was measured, at least five times on a calm machine, and both
-    /// quartiles of ours are within a quarter of it, or in the paper's interval.
+    /// quartiles of ours are within a quarter of it, or in the paper's interval; what a ratio
+    /// gains is within half and twice what is published.
     Agrees,
     /// Ours goes where the paper's does; the size is not the same, or the paper gives none.
     SameDirection,
@@ -416,7 +426,7 @@ pub enum Verdict {
     Differs,
     /// Ours is elsewhere, as it should be.
     OnPurpose,
-    /// The quartiles of a ratio are on both sides of 1.
+    /// The quartiles of a ratio are on both sides of 1, or at it.
     NoDifference,
     /// There is nothing to be judged by.
     Reported,
@@ -530,6 +540,20 @@ mod tests {
         // Near, and on the other side of 1.
         let little = Check::ratio("", "").number(1.05);
         assert_eq!(judge(little, spread(0.97, 0.98, 0.99), 9), Verdict::Differs);
+        // Near, and a third of the gain, or five times as much, or no gain at all.
+        let gain = Check::ratio("", "").number(1.14);
+        assert_eq!(
+            judge(gain, spread(1.05, 1.05, 1.05), 9),
+            Verdict::SameDirection
+        );
+        assert_eq!(
+            judge(little, spread(1.25, 1.25, 1.25), 9),
+            Verdict::SameDirection
+        );
+        assert_eq!(
+            gain.judge(Some(&Measure::exact(1.0))),
+            Verdict::NoDifference
+        );
 
         let share = Check::new("", "", PERCENT).number(85.0);
         assert_eq!(judge(share, spread(0.1, 0.1, 0.1), 9), Verdict::Differs);
