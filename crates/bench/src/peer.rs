@@ -36,7 +36,9 @@ pub(crate) fn with_period(
     };
     let mut config = config(role, workload, payload)
         .expected(workload.ring(period))
-        .verify_checksums(workload.verify_checksums && role != Role::Free);
+        .verify_checksums(
+            workload.verify_checksums && !matches!(role, Role::Free | Role::FreeReceiver),
+        );
     if let Some(units) = units {
         let encoding = Encoding::new(move |offset, _, sent| units.sent(offset, sent));
         config = config.verify_checksums(false).encoding(encoding);

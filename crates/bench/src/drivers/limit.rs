@@ -1,11 +1,13 @@
 //! The same copies and checksums with no protocol: what any variant could reach at best.
 //!
 //! Receiving: a driver takes the next chunk of frames from the device, verifies their checksums
-//! while it copies their payloads into its chunk of the ring, processes the units there, and so on.
-//! Sending: a driver takes the next chunk of transmit slots, and for each copies headers and payload
-//! into it and computes the checksum; it prepares them for the device, and then the device takes
-//! them. Chunks are as long as the chunks that have one primary. Nothing is ordered, numbered, acknowledged or waited for; the only things shared are the device
-//! and the chunk counter, held once a chunk.
+//! while it copies their payloads into its chunk of the ring, processes the units there, sends the
+//! acknowledgments that the stack would send for them, and so on. Sending: a driver takes the
+//! acknowledgments that are there from the device and verifies them; it takes the next chunk of
+//! transmit slots, and for each copies headers and payload into it and computes the checksum; it
+//! prepares them for the device, and then the device takes them. Chunks are as long as the chunks
+//! that have one primary. Nothing is ordered, numbered or waited for; the only things shared are
+//! the device and the chunk counter, held once a chunk.
 
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
@@ -26,6 +28,8 @@ use crate::workload::{self, Workload};
 /// Frames of a chunk in receiving.
 const RECEIVE_CHUNK: usize = 128;
 const _: () = assert!(RECEIVE_CHUNK.is_multiple_of(workload::RECORDS));
+/// Segments for which the stack sends an acknowledgment when more of them are there.
+const ACKNOWLEDGED: usize = 32;
 /// Frames of a chunk in sending.
 const SEND_CHUNK: usize = 32;
 /// Bytes of a transmit slot.
@@ -63,27 +67,34 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
         return Ok(Row::new("limit", drivers.collect()));
     }
     let units = Units::of(workload)?;
-    let (device, peer) = peer::new(Role::Free, workload)?;
+    let role = match direction.receives() {
+        true => Role::Free,
+        false => Role::FreeReceiver,
+    };
+    let (device, peer) = peer::new(role, workload)?;
     let (rx, mut tx) = Box::new(device).split();
+    let empty = headers::tcp_frame(&Ends::default(), flags::ACK, u16::MAX, &[], &[]);
+    let header = header_of(&empty);
     if direction.receives() {
         let check = match workload.checksum {
             true => Check::WithCopy,
             false => Check::No,
         };
         let head = workload.head_bytes();
-        let driver = ReceiveDriver::new(rx, check, head, units, workload, cores);
+        let acks = Some(Acks { tx, header });
+        let driver = ReceiveDriver::new((rx, acks), check, head, units, workload, cores);
         return Ok(on_each("limit", cores, driver));
     }
     let slots = workload.transmit_slots() as usize;
     let preparer = tx.preparer(slots);
     let preparer = preparer.ok_or("the simulated device cannot be prepared for")?;
-    let empty = headers::tcp_frame(&Ends::default(), flags::ACK, u16::MAX, &[], &[]);
     let shared = Send {
+        acks: Some(Mutex::new(rx)),
         sink: Mutex::new(Sink { tx, next: 0 }),
         preparer: Some(preparer),
         slots: buffers(slots / SEND_CHUNK, SEND_CHUNK * SLOT),
         ring: workload::bytes(workload.seed, workload.ring_bytes as usize),
-        header: header_of(&empty).to_vec(),
+        header: header.to_vec(),
         segment: workload.segment_bytes,
         fill: match workload.checksum {
             true => Fill::Segment,
@@ -107,13 +118,14 @@ pub(crate) fn datagrams(
     let (rx, tx) = Box::new(device).split();
     if direction.receives() {
         let head = datagrams::HEADERS;
-        let driver = ReceiveDriver::new(rx, Check::Datagram, head, None, workload, cores);
+        let driver = ReceiveDriver::new((rx, None), Check::Datagram, head, None, workload, cores);
         return Ok(on_each("limit", cores, driver));
     }
     let slots = workload.transmit_slots() as usize;
     let payload = datagrams::payload(workload, 0);
     let whole = headers::udp_frame(&Ends::default(), &payload);
     let shared = Send {
+        acks: None,
         sink: Mutex::new(Sink { tx, next: 0 }),
         preparer: None,
         slots: buffers(slots / SEND_CHUNK, SEND_CHUNK * SLOT),
@@ -154,7 +166,28 @@ impl Driver for Two {
 
 struct Receive {
     source: Mutex<Source>,
+    /// Datagrams are not acknowledged.
+    acks: Option<Mutex<Acks>>,
     ring: Box<[Mutex<Vec<u8>>]>,
+}
+
+/// Where acknowledgments are sent.
+struct Acks {
+    tx: Box<dyn DeviceTx>,
+    header: [u8; HEADERS_LEN],
+}
+
+impl Acks {
+    /// Sends those of `segments` segments.
+    fn send(&mut self, segments: usize) {
+        let mut frame = self.header;
+        for _ in 0..segments / ACKNOWLEDGED {
+            frame.copy_from_slice(&self.header);
+            kernel::fill(&mut frame, &[]);
+            // A simulated device takes every frame.
+            let _ = self.tx.transmit(&[TxFrame::new(&frame)]);
+        }
+    }
 }
 
 struct Source {
@@ -188,7 +221,7 @@ struct ReceiveDriver {
 
 impl ReceiveDriver {
     fn new(
-        rx: Box<dyn DeviceRx>,
+        (rx, acks): (Box<dyn DeviceRx>, Option<Acks>),
         check: Check,
         head: usize,
         units: Option<Units>,
@@ -200,6 +233,7 @@ impl ReceiveDriver {
         ReceiveDriver {
             shared: Arc::new(Receive {
                 source: Mutex::new(Source { rx, next: 0 }),
+                acks: acks.map(Mutex::new),
                 ring: buffers(chunks, chunk_bytes),
             }),
             check,
@@ -255,6 +289,9 @@ impl Driver for ReceiveDriver {
                 self.bad += u64::from(done.is_err());
             }
         }
+        if let Some(acks) = &self.shared.acks {
+            lock(acks).send(at / self.segment);
+        }
         self.bytes += at as u64;
         claimed.unwrap_or(0)
     }
@@ -283,6 +320,8 @@ fn buffers(count: usize, len: usize) -> Box<[Mutex<Vec<u8>>]> {
 }
 
 struct Send {
+    /// What acknowledgments come from: datagrams have none.
+    acks: Option<Mutex<Box<dyn DeviceRx>>>,
     sink: Mutex<Sink>,
     /// Prepares frames for the device before it is taken, if it can.
     preparer: Option<Arc<dyn TxPrepare>>,
@@ -322,7 +361,10 @@ struct SendDriver {
     shared: Arc<Send>,
     /// Units of a chunk.
     made: Vec<u8>,
+    /// Acknowledgments.
+    frames: Vec<Frame>,
     bytes: u64,
+    bad: u64,
 }
 
 impl SendDriver {
@@ -330,7 +372,9 @@ impl SendDriver {
         SendDriver {
             made: vec![0; SEND_CHUNK * shared.segment],
             shared: Arc::new(shared),
+            frames: Vec::new(),
             bytes: 0,
+            bad: 0,
         }
     }
 }
@@ -346,6 +390,17 @@ pub(super) fn header_of(empty: &[u8]) -> [u8; HEADERS_LEN] {
 impl Driver for SendDriver {
     fn turn(&mut self, _now: Instant) -> usize {
         let shared = &*self.shared;
+        if let Some(acks) = &shared.acks {
+            let mut acks = lock(acks);
+            acks.release(&mut self.frames);
+            // A simulated device cannot be down.
+            let _ = acks.claim(RECEIVE_CHUNK, &mut self.frames);
+            drop(acks);
+            if matches!(shared.fill, Fill::Segment) {
+                let good: usize = self.frames.chunks(32).map(kernel::verify_all).sum();
+                self.bad += (self.frames.len() - good) as u64;
+            }
+        }
         let mut sink = lock(&shared.sink);
         let chunk = sink.next;
         sink.next += 1;
@@ -421,6 +476,9 @@ impl Driver for SendDriver {
     }
 
     fn check(&self) -> Result<(), String> {
+        if self.bad > 0 {
+            return Err(format!("{} acknowledgments had a bad checksum", self.bad));
+        }
         match &self.shared.far {
             Far::Peer(peer) => peer.check().map_err(|e| e.to_string()),
             #[cfg(feature = "report")]

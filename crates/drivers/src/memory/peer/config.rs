@@ -27,6 +27,16 @@ pub enum Role {
     /// The peer sends frames that belong to no connection: without handshake, as fast as they are
     /// claimed. It reads only the headers of the frames that it receives. For loops without a TCP.
     Free,
+    /// The counterpart of [`Role::Free`]: the peer acknowledges every second segment of frames that
+    /// belong to no connection, and sends no payload.
+    FreeReceiver,
+}
+
+impl Role {
+    /// Without a connection.
+    pub(super) fn is_free(self) -> bool {
+        matches!(self, Role::Free | Role::FreeReceiver)
+    }
 }
 
 /// The payload of the peer's segments.
@@ -127,7 +137,7 @@ crate::settings! {
         /// Whether the TCP checksum of every segment is compared with that of the expected bytes,
         /// also while [`PeerHandle::verify`](super::PeerHandle::verify) is off. The peer computes
         /// the sums of the stream in advance, so it does not read the payload. Not possible for
-        /// [`Role::Free`] or with an encoding, since their sums are unknown; partial checksums are
+        /// [`Role::Free`] or [`Role::FreeReceiver`] or with an encoding, since their sums are unknown; partial checksums are
         /// skipped. Default: no, at no cost.
         pub verify_checksums: bool = false;
         /// Addresses of the peer (the sender) and of the stack.
@@ -221,7 +231,7 @@ impl PeerConfig {
         if self.encoding.is_some() {
             return unknown("the expected bytes are encoded");
         }
-        if self.role == Role::Free {
+        if self.role.is_free() {
             return unknown("free frames have no place in a stream");
         }
         Ok(())

@@ -153,7 +153,7 @@ impl Reader {
             return self.other(frame.head).alone();
         };
         let index = match self.role {
-            Role::Free => 0,
+            Role::Free | Role::FreeReceiver => 0,
             _ => usize::from(header.destination_port.wrapping_sub(self.first_port)),
         };
         if index >= self.shared.connections.len() {
@@ -179,7 +179,7 @@ impl Reader {
         if self.stamped {
             read.stamp = headers::timestamp(options());
         }
-        if self.role != Role::Free && header.flags & (flags::SYN | flags::RST | flags::FIN) != 0 {
+        if !self.role.is_free() && header.flags & (flags::SYN | flags::RST | flags::FIN) != 0 {
             (read.kind, read.scale) = match header.flags == flags::SYN | flags::ACK {
                 true => (Kind::SynAck, headers::window_scale(options())),
                 false => (Kind::Unexpected, 0),
@@ -236,7 +236,7 @@ impl Reader {
             // The device is to finish it.
             TxChecksum::Partial { .. } => true,
         };
-        if self.role == Role::Free || self.expected.is_empty() {
+        if self.role.is_free() || self.expected.is_empty() {
             return checksum;
         }
         let at = (offset % self.expected.len() as u64) as usize;
@@ -316,7 +316,7 @@ impl TxPrepare for PeerPrepared {
             // first frames, which are needed first, are then the last ones read.
             for (i, frame) in frames.iter().enumerate().rev() {
                 let mut read = self.reader.read(frame);
-                if read.is_continued_by(&next, self.reader.role != Role::Free) {
+                if read.is_continued_by(&next, !self.reader.role.is_free()) {
                     read.run += next.run;
                     read.run_len += next.run_len;
                 }

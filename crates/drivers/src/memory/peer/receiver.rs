@@ -135,7 +135,7 @@ impl PeerTx {
         }
         let faults = &self.reader.shared.faults;
         let connection = &mut self.connections[index];
-        if self.reader.role == Role::Free {
+        if self.reader.role.is_free() {
             connection.received += u64::from(read.run_len);
             return;
         }
@@ -177,7 +177,7 @@ impl PeerTx {
         while slot < end {
             let read = prepared.get(slot);
             let connection = &self.connections[usize::from(read.connection)];
-            let is_next = read.seq == connection.next || self.reader.role == Role::Free;
+            let is_next = read.seq == connection.next || self.reader.role.is_free();
             // Each segment out of order counts separately.
             let run = match usize::from(read.run) {
                 run if run > 1 && run <= end - slot && is_next => run,

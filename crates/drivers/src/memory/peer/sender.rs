@@ -126,7 +126,7 @@ impl PeerRx {
             }
         };
         let ack = headers::tcp_frame(&ends, flags::ACK, u16::MAX, options, &[]);
-        let frames = if config.role == Role::Receiver {
+        let frames = if matches!(config.role, Role::Receiver | Role::FreeReceiver) {
             0
         } else {
             config.pool_frames
@@ -155,7 +155,7 @@ impl PeerRx {
             checksum,
             head: config.head_bytes() + 4,
             connections: (0..config.connections).map(Sending::new).collect(),
-            open: if config.role == Role::Free {
+            open: if config.role.is_free() {
                 config.connections
             } else {
                 0
@@ -339,7 +339,7 @@ impl PeerRx {
     /// Appends the next frames of connection `index`.
     fn serve(&mut self, index: usize, max: usize, out: &mut Vec<Frame>) {
         match self.role {
-            Role::Receiver => self.acknowledgments(index, max, out),
+            Role::Receiver | Role::FreeReceiver => self.acknowledgments(index, max, out),
             Role::Sender | Role::Free => {
                 self.segments(index, max, out);
             }

@@ -316,7 +316,13 @@ fn checksums_are_compared_with_those_of_the_expected_bytes_at_any_time() {
 
 #[test]
 fn a_header_that_is_not_a_header_breaks_nothing() {
-    for role in [Role::Sender, Role::Receiver, Role::Both, Role::Free] {
+    for role in [
+        Role::Sender,
+        Role::Receiver,
+        Role::Both,
+        Role::Free,
+        Role::FreeReceiver,
+    ] {
         let (device, handle) = PeerDevice::new(peer(role)).unwrap();
         let (_, mut tx) = device.into_halves();
         let whole = ours(0, flags::ACK, 100, 100, 9, [&[], &[1; 40]]);
@@ -332,6 +338,19 @@ fn a_header_that_is_not_a_header_breaks_nothing() {
         assert!(handle.check().is_err());
         assert!(handle.check_reordering().is_err());
     }
+}
+
+#[test]
+fn a_free_receiver_acknowledges_every_second_segment_in_any_order() {
+    let (device, _handle) = PeerDevice::new(peer(Role::FreeReceiver)).unwrap();
+    let (mut rx, mut tx) = device.into_halves();
+    for place in [3, 1, 2, 0, 4] {
+        let segment = ours(0, flags::ACK, place * 1448, 1, 9, [&[], &[1; 1448]]);
+        tx.transmit(&[TxFrame::new(&segment)]).unwrap();
+    }
+    let acks = claim(&mut rx, 9);
+    assert_eq!(acks.len(), 2);
+    assert!(acks.iter().all(|ack| headers::checksum_is_good(ack)));
 }
 
 #[test]
@@ -394,7 +413,7 @@ mod prepared {
             in_order in any::<bool>(),
             parts in prop::collection::vec(1..9usize, 40),
             takes in prop::collection::vec(1..9usize, 40),
-            role in prop::sample::select(vec![Role::Receiver, Role::Sender, Role::Free]),
+            role in prop::sample::select(vec![Role::Receiver, Role::Sender, Role::Free, Role::FreeReceiver]),
         ) {
             let mut sent = sent;
             if in_order {
@@ -405,7 +424,7 @@ mod prepared {
             let frames: Vec<Vec<u8>> = sent.iter().map(frame).collect();
             let frames: Vec<TxFrame<'_>> = frames.iter().map(|f| TxFrame::new(f)).collect();
             let all = || match role {
-                Role::Free => {
+                Role::Free | Role::FreeReceiver => {
                     let (device, handle) = PeerDevice::new(peer(role)).unwrap();
                     (device.into_halves().1, handle)
                 }
