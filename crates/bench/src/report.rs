@@ -275,7 +275,9 @@ pub fn write(path: &Path, content: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::paper::{KIM_PAI, KIM_SUNG, MACKERRAS, NAHUM, SIZEMORE};
+    use crate::paper::{
+        Check, KIM_PAI, KIM_SUNG, MACKERRAS, Measure, NAHUM, Published, SIZEMORE, TIMES, Verdict,
+    };
     use crate::spread::Spread;
     use crate::table::Limit;
     use std::collections::HashSet;
@@ -403,6 +405,62 @@ mod tests {
             let found: HashSet<String> = own.flat_map(|(_, place)| numbers(place, word)).collect();
             for number in wanted {
                 assert!(found.contains(&number), "{source}: no {word} {number}");
+            }
+        }
+    }
+
+    /// A measure of ours that a check must pass, and one that it must fail.
+    fn extremes(check: &Check) -> Option<[f64; 2]> {
+        Some(match check.published {
+            Published::Nothing => return None,
+            Published::Number(number) if check.unit == TIMES && number > 1.0 => [number, 0.5],
+            Published::Number(number) if check.unit == TIMES => [number, 2.0],
+            Published::Number(number) => [number, 2.0 * number],
+            Published::Between(least, most) if most > 1.0 => [(least + most) / 2.0, 0.5],
+            Published::Between(least, most) => [(least + most) / 2.0, 2.0],
+            Published::MoreThan(bound) => [2.0 * bound, bound / 2.0],
+            Published::LessThan(bound) => [bound / 2.0, 2.0 * bound],
+        })
+    }
+
+    #[test]
+    fn every_figure_can_fail_and_can_pass() {
+        let good = [Verdict::Agrees, Verdict::SameDirection];
+        let bad = [Verdict::Differs, Verdict::OnPurpose];
+        for (experiment, figure) in figures() {
+            let name = format!("{experiment}: {}, {}", figure.source, figure.place);
+            let judged = || {
+                figure
+                    .checks
+                    .iter()
+                    .filter_map(|check| Some((check, extremes(check)?)))
+            };
+            let all = |failing: Option<usize>| {
+                let one = |(at, (check, values)): (usize, (&Check, [f64; 2]))| {
+                    let value = values[usize::from(failing == Some(at))];
+                    (check.measure.to_owned(), Measure::of(Spread::one(value), 5))
+                };
+                figure
+                    .compare(&judged().enumerate().map(one).collect())
+                    .verdict
+            };
+            if !figure.lacks.is_empty() {
+                println!("{name}: {} ({})", all(None).name(), figure.lacks);
+                assert_eq!(all(None), Verdict::NotComparable);
+                continue;
+            }
+            println!(
+                "{name}: {} checks that can fail, {}",
+                judged().count(),
+                all(None).name()
+            );
+            if judged().count() == 0 {
+                assert_eq!(all(None), Verdict::Reported, "{name}");
+                continue;
+            }
+            assert!(good.contains(&all(None)), "{name}");
+            for failing in 0..judged().count() {
+                assert!(bad.contains(&all(Some(failing))), "{name}: check {failing}");
             }
         }
     }

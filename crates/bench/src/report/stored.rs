@@ -144,11 +144,11 @@ mod tests {
                 readme.replace_range(from..from + len, &rows);
             }
         }
-        judge(&file, &readme, &wrong);
+        compare(&file, &readme, &wrong);
     }
 
     /// Writes the README that the stored run makes, if told so; else nothing in it may be wrong.
-    fn judge(file: &Path, readme: &str, wrong: &[impl core::fmt::Debug]) {
+    fn compare(file: &Path, readme: &str, wrong: &[impl core::fmt::Debug]) {
         if std::env::var_os(UPDATE).is_some() {
             return std::fs::write(file, readme).unwrap();
         }
@@ -190,6 +190,6 @@ mod tests {
                 readme.replace_range(at..at + end, &is);
             }
         }
-        judge(&file, &readme, &wrong);
+        compare(&file, &readme, &wrong);
     }
 }
