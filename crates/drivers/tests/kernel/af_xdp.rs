@@ -2,6 +2,7 @@
 
 use super::Missing;
 use super::interfaces::{Veth, ip};
+use super::killed::{wait_until, wait_until_kernel_answers};
 use super::rings::{mapping_of, send_experiments};
 use super::support::packet::{self, experiment, is_experiment};
 use super::support::{Port, TIMEOUT};
@@ -117,9 +118,7 @@ fn a_guarded_address_may_be_the_kernels() {
         !is_arp_reply(&frame, other)
     });
     drop(port);
-    let request = arp_request(right.mac, veth.subnet, guarded);
-    assert_eq!(right.tx.transmit(&[TxFrame::new(&request)]), Ok(1));
-    right.claim_while(|frame| !is_arp_reply(&frame, guarded));
+    wait_until_kernel_answers(&mut right, veth.subnet, guarded);
 }
 
 fn the_kernel_keeps_what_is_not_ours() {
@@ -278,7 +277,7 @@ fn the_program_follows_addresses_that_come_and_go() {
         assert!(!hears(&mut right, second, first));
         // The filter changes the program, but does not keep it attached.
         drop(port);
-        assert!(!has_program(&veth.left));
+        wait_until("the program stays", || !has_program(&veth.left));
         filter.add(second.into()).unwrap();
     }
 }
@@ -428,7 +427,7 @@ fn opened_and_closed_again_and_again() {
             drop(port.rx);
             assert!(has_program(&veth.left));
             drop(port.tx);
-            assert!(!has_program(&veth.left));
+            wait_until("the program stays", || !has_program(&veth.left));
         }
     }
 }

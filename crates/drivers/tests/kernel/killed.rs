@@ -2,6 +2,7 @@
 
 use std::env;
 use std::io::Read;
+use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -137,12 +138,25 @@ fn settings(interface: &str) -> String {
     text
 }
 
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+/// Waits until something holds that the kernel does a moment after the last descriptor is closed. A
+/// thread that starts a program has copies of all descriptors for a moment.
+pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     while !holds() {
         assert!(Instant::now() < deadline, "{what}");
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Waits until no guard of a device keeps the kernel from answering for `address`.
+pub(crate) fn wait_until_kernel_answers(other: &mut Port, subnet: u8, address: Ipv4Addr) {
+    let request = arp_request(other.mac, subnet, address);
+    let mut frames = Vec::new();
+    wait_until("the guard stays", || {
+        assert_eq!(other.tx.transmit(&[TxFrame::new(&request)]), Ok(1));
+        other.rx.claim(64, &mut frames).unwrap();
+        frames.drain(..).any(|frame| is_arp_reply(&frame, address))
+    });
 }
 
 fn on_veth(kind: &'static str) {
@@ -164,14 +178,7 @@ fn on_veth(kind: &'static str) {
     wait_until("something stays set", || both() == before);
     assert!(!has_program(&veth.left));
     if kind == "packet_guarded" {
-        // The kernel answers again.
-        let request = arp_request(other.mac, veth.subnet, ours);
-        let mut frames = Vec::new();
-        wait_until("the guard stays", || {
-            assert_eq!(other.tx.transmit(&[TxFrame::new(&request)]), Ok(1));
-            other.rx.claim(64, &mut frames).unwrap();
-            frames.drain(..).any(|frame| is_arp_reply(&frame, ours))
-        });
+        wait_until_kernel_answers(&mut other, veth.subnet, ours);
     }
     // Its queue is free, after the moment that the kernel needs.
     if kind.starts_with("xdp") {
