@@ -101,7 +101,7 @@ fn found(section: &Section) -> String {
     found.join("; ")
 }
 
-/// A line of a bound, without its goal and what it was near and far.
+/// A line of a bound, without its goal and its values on near and far cores.
 fn short(line: &str) -> String {
     let end = line.find(" pairs").or_else(|| line.find("; "));
     line[..end.unwrap_or(line.len())].to_owned()

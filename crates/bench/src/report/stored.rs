@@ -125,7 +125,7 @@ mod tests {
         rows
     }
 
-    /// A test that can be told to write: `UPDATE_README=1 cargo test -p dominoes-bench readme`.
+    /// Compares, or writes with `UPDATE_README=1 cargo test -p dominoes-bench --lib stored`.
     #[test]
     fn outcomes_in_the_readme_are_those_of_the_stored_run() {
         let stored = stored();
@@ -147,7 +147,7 @@ mod tests {
         compare(&file, &readme, &wrong);
     }
 
-    /// Writes the README that the stored run makes, if told so; else nothing in it may be wrong.
+    /// Writes the README of the stored run if `UPDATE_README` is set; else nothing may be wrong.
     fn compare(file: &Path, readme: &str, wrong: &[impl core::fmt::Debug]) {
         if std::env::var_os(UPDATE).is_some() {
             return std::fs::write(file, readme).unwrap();
@@ -156,7 +156,7 @@ mod tests {
         assert!(wrong.is_empty(), "{wrong:?} in {}: {help}", file.display());
     }
 
-    /// Where `text` goes on after `words`, which any white space may part.
+    /// The position in `text` after `words`, between which there may be any white space.
     fn after(text: &str, words: &str) -> usize {
         let first = words.split(' ').next().unwrap();
         let mut ends = text.match_indices(first).filter_map(|(mut at, _)| {

@@ -1,7 +1,7 @@
 //! One end of connections over `tun0`: a stack that accepts them, or the kernel, which opens them
 //! and measures.
 //!
-//! The kernel's first byte says which way a connection goes: with `s` the kernel sends.
+//! The kernel's first byte is the direction of a connection: with `s` the kernel sends.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
