@@ -112,6 +112,7 @@
 //! | [`Wheel`], [`TimerFeed`], [`TimerPublisher`] | timers, local to a domain or published |
 //! | [`Snapshot`], [`Meter`] | statistics of domains and channels |
 //! | [`Fingerprints`] | whether the copies still agree |
+//! | `check` (feature `proptest`) | whether `apply` is deterministic, by random operations and faults |
 //! | [`Channel`], [`WorkShare`] | a trait for channels, and other kinds of them |
 //! | [`EventCount`], [`WaitSet`], [`Wait`], [`Semaphore`] | sleeping on one source or on many without losing a wake-up |
 //!
@@ -221,6 +222,8 @@
 struct Readme;
 
 mod channel;
+#[cfg(all(any(test, feature = "proptest"), not(loom)))]
+mod check;
 mod domains;
 mod error;
 pub mod group;
@@ -248,6 +251,8 @@ mod slots;
 
 pub use batches::{BatchWriter, Batches, BegunBatch, ReadBatch, batches};
 pub use channel::{Channel, Delivery, Order, Publish, Receive};
+#[cfg(all(feature = "proptest", not(loom)))]
+pub use check::{CheckError, CheckFaults, check};
 pub use domains::{
     Clock, Context, ContextControl, ContextHandle, Domain, DomainHandle, Feed, FeedId, FeedView,
     Handled, Lifo, ManualClock, Pool, PoolWorker, Priority, Replica, Reply, RoundRobin, Scheduler,

@@ -145,7 +145,7 @@ where
             return 0;
         };
         let from = begun.next();
-        let end = end.min(from + most as u64);
+        let end = end.min(from.saturating_add(most as u64));
         let mut attempt = Attempt {
             shared,
             begun,

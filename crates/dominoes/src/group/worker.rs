@@ -244,7 +244,7 @@ where
         let from = replica.log.position();
         let mut end = replica.log.poll();
         end = end.min(shared.reach(replica.pending.first()));
-        end = end.min(from + most as u64);
+        end = end.min(from.saturating_add(most as u64));
         if let Some(observer) = &shared.observer {
             end = end.min(observer.next_due(from));
         }
