@@ -10,6 +10,7 @@
 //! - `mirror`: how `poll` and `epoll` of the kernel see a socket of ours.
 //! - `stream`, `datagrams`: what the calls do.
 //! - `stack`: the stack of the process.
+//! - `drive`: which thread drives it.
 
 #![cfg(target_os = "linux")]
 
@@ -18,6 +19,7 @@ mod calls;
 mod config;
 mod datagrams;
 mod device;
+mod drive;
 mod mirror;
 mod options;
 mod socket;

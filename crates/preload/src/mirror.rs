@@ -14,7 +14,8 @@
 //!
 //! A byte that arrives, and room that appears, wake an epoll set, so `EPOLLET` sees each edge. If
 //! more arrives while the byte is still there, a descriptor in a set with `EPOLLET` gets another
-//! byte, which is another edge.
+//! byte, which is another edge. If the program asks for edges alone, bytes stay when it has read
+//! everything, until the buffer is full.
 //!
 //! # Cost
 //!
@@ -32,11 +33,13 @@
 
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
+use core::time::Duration;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use dominoes::Watch;
 use dominoes_netstack::poller::direct::{Readiness, Watchable};
 
+use crate::drive::{self, Waited};
 use crate::sys::{self, Errno, Fd, Kept};
 
 const READABLE: u8 = 1;
@@ -46,8 +49,6 @@ const BROKEN: u8 = 8;
 
 /// More than the buffer of a pair holds.
 const FULL: usize = 8 << 10;
-/// The most bytes that announce arrivals.
-const MOST_BYTES: u32 = 16;
 
 /// The pair of one socket, and the state that it shows.
 pub(crate) struct Mirror {
@@ -57,6 +58,8 @@ pub(crate) struct Mirror {
     active: AtomicBool,
     /// The state has changed since the thread that refreshes has looked.
     is_stale: AtomicBool,
+    /// The longest waits of receiving and sending calls, in nanoseconds; 0 without limit.
+    timeouts: [AtomicU64; 2],
     shown: Mutex<Shown>,
 }
 
@@ -64,12 +67,14 @@ struct Shown {
     /// The kept end; `None` after an error.
     peer: Option<Kept>,
     watcher: Option<Arc<Watcher>>,
-    /// Bytes that the program's end can read.
-    bytes: u32,
+    /// Whether the program's end can read bytes.
+    has_bytes: bool,
     is_full: bool,
     has_ended: bool,
     /// Whether each arrival is an edge.
     edges: bool,
+    /// Whether the program also asks for the state, not only for edges.
+    levels: bool,
     /// Whether an early end of the socket shows as an error.
     shows_errors: bool,
 }
@@ -151,13 +156,15 @@ impl Mirror {
             end: kept_end,
             active: AtomicBool::new(false),
             is_stale: AtomicBool::new(false),
+            timeouts: Default::default(),
             shown: Mutex::new(Shown {
                 peer: Some(kept_peer),
                 watcher: None,
-                bytes: 0,
+                has_bytes: false,
                 is_full: false,
                 has_ended: false,
                 edges: false,
+                levels: false,
                 shows_errors,
             }),
         };
@@ -194,16 +201,27 @@ impl Mirror {
     /// Begins to show the state, since the program polls the descriptor.
     pub(crate) fn activate(&self) {
         self.active.store(true, Ordering::Relaxed);
+        let mut shown = self.shown();
+        if !shown.levels {
+            shown.levels = true;
+            shown.remove_old_bytes(self.end());
+        }
+        drop(shown);
         self.refresh();
     }
 
     /// Makes each arrival an edge, for a descriptor in a set with `EPOLLET`.
-    pub(crate) fn show_edges(&self) {
+    pub(crate) fn activate_edges(&self) {
+        self.active.store(true, Ordering::Relaxed);
         let mut shown = self.shown();
         shown.edges = true;
         if let Some(watcher) = &shown.watcher {
             watcher.edges.store(true, Ordering::Relaxed);
         }
+        // The kernel looks at the state when a set changes.
+        shown.remove_old_bytes(self.end());
+        drop(shown);
+        self.refresh();
     }
 
     /// Shows the current state, if it is shown at all.
@@ -261,17 +279,16 @@ impl Mirror {
         }
     }
 
-    /// Waits in the kernel until a read would not wait, as the flags and timeouts of the
-    /// descriptor have it.
+    /// Waits until a read would not wait, as the flags and timeouts of the descriptor have it.
     ///
     /// # Errors
     /// `EAGAIN` for a descriptor that does not block, or after its timeout; `EINTR`.
     pub(crate) fn wait_readable(&self) -> Result<(), Errno> {
-        self.activate();
-        match sys::recv(self.end(), &mut [0], libc::MSG_PEEK) {
-            Err(error @ (libc::EAGAIN | libc::EINTR)) => Err(error),
-            _ => Ok(()),
-        }
+        self.wait(
+            0,
+            |now| now.readable || now.read_closed,
+            || sys::recv(self.end(), &mut [0], libc::MSG_PEEK),
+        )
     }
 
     /// As [`Mirror::wait_readable`], until a write would not wait. The byte that it sends stays
@@ -280,12 +297,49 @@ impl Mirror {
     /// # Errors
     /// As [`Mirror::wait_readable`].
     pub(crate) fn wait_writable(&self) -> Result<(), Errno> {
+        self.wait(
+            1,
+            |now| now.writable || now.write_closed,
+            || sys::send(self.end(), &[0], 0),
+        )
+    }
+
+    /// Drives the stack until a state `is_ready`, or else waits in the kernel, with a call.
+    fn wait(
+        &self,
+        direction: usize,
+        is_ready: impl Fn(&Readiness) -> bool,
+        call: impl FnOnce() -> Result<usize, Errno>,
+    ) -> Result<(), Errno> {
+        let watcher = self.shown().watcher.clone();
+        let nanos = self.timeouts[direction].load(Ordering::Relaxed);
+        let timeout = (nanos > 0).then(|| Duration::from_nanos(nanos));
+        while let Some(watcher) = &watcher {
+            let check = || is_ready(&watcher.socket.look()).then_some(());
+            match drive::wait(&mut [], timeout, true, check) {
+                Ok(Waited::Found(())) => return Ok(()),
+                Ok(Waited::Interrupted) if timeout.is_none() && sys::restarts_after_signals() => {}
+                Ok(Waited::Interrupted) => return Err(libc::EINTR),
+                Ok(_) => return Err(libc::EAGAIN),
+                Err(_) => break,
+            }
+        }
         self.activate();
-        match sys::send(self.end(), &[0], 0) {
+        match drive::beside(call) {
             Err(error @ (libc::EAGAIN | libc::EINTR)) => Err(error),
-            // The pair is shut down, so a write would not wait.
+            // Otherwise the pair is shut down, so the call of the program would not wait.
             _ => Ok(()),
         }
+    }
+
+    /// Takes over the timeout of receiving (0) or sending (1) calls.
+    pub(crate) fn set_timeout(&self, direction: usize, value: libc::timeval) {
+        let name = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO][direction];
+        let _ = sys::set_option(self.end(), libc::SOL_SOCKET, name, &value);
+        let seconds = u64::try_from(value.tv_sec).unwrap_or(0);
+        let micros = u64::try_from(value.tv_usec).unwrap_or(0);
+        let nanos = seconds.saturating_mul(1_000_000_000) + micros * 1_000;
+        self.timeouts[direction].store(nanos, Ordering::Relaxed);
     }
 
     /// Shows that the program has shut down a direction (`SHUT_RD`, `SHUT_WR` or `SHUT_RDWR`).
@@ -320,6 +374,7 @@ impl Shown {
         let Some(peer) = self.peer.as_ref().map(Kept::number) else {
             return;
         };
+        drive::note_change();
         if self.shows_errors && bits(now) & BROKEN != 0 {
             if !self.is_full {
                 let _ = sys::send(end, &[0], libc::MSG_DONTWAIT);
@@ -332,13 +387,15 @@ impl Shown {
             sys::shutdown(peer, libc::SHUT_WR);
         }
         let is_edge = self.edges && has_news && now.readable;
-        if (!now.readable && self.bytes > 0) || (is_edge && self.bytes == MOST_BYTES) {
-            empty(end);
-            self.bytes = 0;
+        if !now.readable && self.levels {
+            self.remove_bytes(end);
         }
-        if now.readable && (self.bytes == 0 || is_edge) && !self.has_ended {
-            let _ = sys::send(peer, &[0], libc::MSG_DONTWAIT);
-            self.bytes += 1;
+        if now.readable && (!self.has_bytes || is_edge) && !self.has_ended {
+            while sys::send(peer, &[0], libc::MSG_DONTWAIT).is_err() && self.has_bytes {
+                // The buffer is full of old bytes.
+                self.remove_bytes(end);
+            }
+            self.has_bytes = true;
         }
         if now.writable && self.is_full {
             empty(peer);
@@ -347,9 +404,28 @@ impl Shown {
         }
         self.is_full = !now.writable;
     }
+
+    fn remove_bytes(&mut self, end: Fd) {
+        if self.has_bytes {
+            empty(end);
+            self.has_bytes = false;
+        }
+    }
+
+    /// Removes the bytes of a socket that is not readable any more.
+    fn remove_old_bytes(&mut self, end: Fd) {
+        if self
+            .watcher
+            .as_ref()
+            .is_some_and(|watcher| !watcher.socket.look().readable)
+        {
+            self.remove_bytes(end);
+        }
+    }
 }
 
 /// Reads and discards everything.
 fn empty(fd: Fd) {
-    while let Ok(1..) = sys::recv(fd, &mut [0; FULL], libc::MSG_DONTWAIT) {}
+    // Less than asked for means that there is no more.
+    while sys::recv(fd, &mut [0; FULL], libc::MSG_DONTWAIT) == Ok(FULL) {}
 }

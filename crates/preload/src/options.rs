@@ -10,6 +10,7 @@ use dominoes_netstack::{ConnectionStats, Keepalive, Settings, TcpState};
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 
 use crate::datagrams::Udp;
+use crate::drive;
 use crate::socket::{Common, Live, Object};
 use crate::stream::Tcp;
 use crate::sys::{self, Fd};
@@ -78,8 +79,9 @@ pub(crate) fn apply_to_datagrams(udp: &Udp, shadow: Fd, domain: c_int) {
 /// Passes an option to our stack, after the shadow has stored its value.
 pub(crate) fn apply(common: &Common, live: &Live, shadow: Fd, level: c_int, name: c_int) {
     if level == SOL_SOCKET && (name == libc::SO_RCVTIMEO || name == libc::SO_SNDTIMEO) {
-        if let Ok(value) = sys::option::<libc::timeval>(shadow, level, name) {
-            let _ = sys::set_option(live.mirror.end(), level, name, &value);
+        if let Ok(value) = sys::option(shadow, level, name) {
+            live.mirror
+                .set_timeout(usize::from(name == libc::SO_SNDTIMEO), value);
         }
         return;
     }
@@ -134,7 +136,7 @@ pub(crate) fn own_value(live: &Live, level: c_int, name: c_int) -> Option<Vec<u8
             number(tcp.listener.get().is_some().into())
         }
         (Object::Tcp(tcp), IPPROTO_TCP, libc::TCP_MAXSEG) => {
-            let stats = tcp.stream.get()?.whole.info()?;
+            let stats = drive::beside(|| tcp.stream.get()?.whole.info())?;
             number(stats.info.mss.into())
         }
         (Object::Tcp(tcp), IPPROTO_TCP, libc::TCP_INFO) => Some(info(tcp)),
@@ -144,7 +146,7 @@ pub(crate) fn own_value(live: &Live, level: c_int, name: c_int) -> Option<Vec<u8
 
 fn info(tcp: &Tcp) -> Vec<u8> {
     let mut bytes = vec![0; INFO];
-    let stats = tcp.stream.get().and_then(|stream| stream.whole.info());
+    let stats = drive::beside(|| tcp.stream.get()?.whole.info());
     let Some(stats) = stats else {
         bytes[0] = match tcp.listener.get() {
             Some(_) => 10,

@@ -192,12 +192,14 @@ impl Socket {
         let flags = sys::flags(first, libc::F_GETFL)? & libc::O_NONBLOCK;
         let (mirror, end) = Mirror::new(flags, common.is_stream)?;
         // Timeouts are the kernel's, since calls wait there.
-        for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        for (direction, name) in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO]
+            .into_iter()
+            .enumerate()
+        {
             if common.has_options.load(Ordering::Relaxed)
-                && let Ok(value) =
-                    sys::option::<libc::timeval>(shadow.number(), libc::SOL_SOCKET, name)
+                && let Ok(value) = sys::option(shadow.number(), libc::SOL_SOCKET, name)
             {
-                let _ = sys::set_option(mirror.end(), libc::SOL_SOCKET, name, &value);
+                mirror.set_timeout(direction, value);
             }
         }
         let epolls = lock(&common.epolls).clone();
@@ -262,10 +264,10 @@ impl Live {
 
     /// Begins to show the state to an epoll set.
     fn poll_through(&self, event: libc::epoll_event) {
-        if event.events & libc::EPOLLET as u32 != 0 {
-            self.mirror.show_edges();
+        match event.events & libc::EPOLLET as u32 != 0 {
+            true => self.mirror.activate_edges(),
+            false => self.mirror.activate(),
         }
-        self.mirror.activate();
     }
 }
 

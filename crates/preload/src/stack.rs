@@ -15,7 +15,7 @@ use dominoes_netstack::{Limits, Sockets, Stack};
 
 use crate::config::Config;
 use crate::sys::{self, Fd};
-use crate::{device, table};
+use crate::{device, drive, table};
 
 /// The exit code of a program that cannot have its sockets.
 const NO_STACK: i32 = 127;
@@ -152,10 +152,8 @@ fn start(config: &Config) -> Option<Sockets> {
     }
     IS_STARTING.set(false);
     match started {
-        Ok(stack) => {
+        Ok(sockets) => {
             log(|| format!("the stack runs at {}", config.addresses[0]));
-            let sockets = stack.sockets();
-            *STACK.lock().unwrap_or_else(PoisonError::into_inner) = Some(stack);
             Some(sockets)
         }
         Err(Failed::Taken) => {
@@ -188,7 +186,7 @@ fn lock_name(config: &Config) -> String {
     format!("dominoes-preload/{}", config.interface)
 }
 
-fn try_start(config: &Config) -> Result<Stack, Failed> {
+fn try_start(config: &Config) -> Result<Sockets, Failed> {
     let other = |error: &dyn core::fmt::Display| Failed::Other(error.to_string());
     let name = UnixAddr::from_abstract_name(lock_name(config)).map_err(|error| other(&error))?;
     let lock = UnixListener::bind_addr(&name).map_err(|_| Failed::Taken)?;
@@ -208,19 +206,27 @@ fn try_start(config: &Config) -> Result<Stack, Failed> {
         0 => builder.replicas_up_to(thread::available_parallelism().map_or(1, usize::from)),
         replicas => builder.replicas(replicas),
     };
-    let stack = builder.start(device).map_err(|error| other(&error))?;
-    await_ipv6(config, &stack);
-    Ok(stack)
+    let sockets = if config.replicas == 1 {
+        let hand = builder.by_hand(device).map_err(|error| other(&error))?;
+        drive::start(hand).map_err(Failed::Other)?
+    } else {
+        let stack = builder.start(device).map_err(|error| other(&error))?;
+        let sockets = stack.sockets();
+        *STACK.lock().unwrap_or_else(PoisonError::into_inner) = Some(stack);
+        sockets
+    };
+    await_ipv6(config, &sockets);
+    Ok(sockets)
 }
 
 /// Waits until the stack knows that no other host has its IPv6 address.
-fn await_ipv6(config: &Config, stack: &Stack) {
+fn await_ipv6(config: &Config, sockets: &Sockets) {
     let until = Instant::now() + IPV6_PATIENCE;
     for cidr in &config.addresses {
         let IpAddr::V6(wanted) = cidr.address else {
             continue;
         };
-        while !stack.sockets().ipv6_addresses().contains(&wanted) && Instant::now() < until {
+        while !sockets.ipv6_addresses().contains(&wanted) && Instant::now() < until {
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -238,16 +244,18 @@ pub(crate) extern "C" fn end() {
     if is_fork() || is_borrowed() {
         return;
     }
-    let Some(sockets) = running() else {
+    if running().is_none() {
         if config().is_some_and(|config| config.prints_stats) {
             say("no socket was ours");
         }
         return;
-    };
+    }
     let stack = STACK.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let Some(stack) = stack else { return };
+    let Some(stack) = stack.or_else(drive::end) else {
+        return;
+    };
     if config().is_some_and(|config| config.prints_stats) {
-        let stats = sockets.stats();
+        let stats = stack.stats();
         say(&format!(
             "{} sockets were ours, {} the kernel's",
             OURS.load(Ordering::Relaxed),

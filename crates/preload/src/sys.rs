@@ -204,6 +204,70 @@ pub(crate) fn close_range(first: u32, last: u32, flags: c_int) -> Result<usize, 
     syscall!(SYS_close_range, first, last, flags)
 }
 
+/// A new event.
+pub(crate) fn event() -> Result<Kept, Errno> {
+    let fd = syscall!(SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)? as Fd;
+    let kept = Kept::duplicate(fd, crate::stack::least_descriptor());
+    let _ = close(fd);
+    kept.inspect(|kept| crate::table::mark_internal(kept.number()))
+}
+
+/// Makes an event readable.
+pub(crate) fn ring(event: &Kept) {
+    let one = 1_u64;
+    let _ = syscall!(SYS_write, event.number(), &raw const one, size_of::<u64>());
+}
+
+/// Undoes [`ring`].
+pub(crate) fn silence(event: &Kept) {
+    let mut count = 0_u64;
+    let _ = syscall!(SYS_read, event.number(), &raw mut count, size_of::<u64>());
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+    fn pthread_testcancel();
+}
+
+const CANCEL_ENABLE: c_int = 0;
+const CANCEL_DISABLE: c_int = 1;
+
+/// Delays the cancellation of this thread. Returns whether it was allowed.
+pub(crate) fn forbid_cancellation() -> bool {
+    let mut old = 0;
+    // SAFETY: it writes the old state there.
+    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut old) };
+    old == CANCEL_ENABLE
+}
+
+/// Undoes [`forbid_cancellation`].
+pub(crate) fn restore_cancellation(was_allowed: bool) {
+    if was_allowed {
+        // SAFETY: the old state is not wanted.
+        unsafe { pthread_setcancelstate(CANCEL_ENABLE, core::ptr::null_mut()) };
+    }
+}
+
+/// Ends this thread if another has cancelled it.
+pub(crate) fn end_if_cancelled() {
+    // SAFETY: it has no arguments.
+    unsafe { pthread_testcancel() };
+}
+
+/// Whether calls begin again after a signal, because every handler has `SA_RESTART`.
+pub(crate) fn restarts_after_signals() -> bool {
+    (1..=libc::SIGRTMAX()).all(|signal| {
+        let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: it writes a structure, all of whose bit patterns are values.
+        let action = unsafe {
+            libc::sigaction(signal, core::ptr::null(), action.as_mut_ptr());
+            action.assume_init()
+        };
+        matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
+            || action.sa_flags & libc::SA_RESTART != 0
+    })
+}
+
 pub(crate) fn process() -> c_int {
     // SAFETY: it has no arguments.
     unsafe { libc::getpid() }

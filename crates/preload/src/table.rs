@@ -19,6 +19,8 @@ const OTHER: u8 = 0;
 const SOCKET: u8 = 1;
 /// A descriptor that this library or the stack uses.
 const INTERNAL: u8 = 2;
+/// An epoll set that has had a socket of ours.
+const SET: u8 = 3;
 
 struct Slot {
     kind: AtomicU8,
@@ -76,10 +78,10 @@ pub(crate) fn swap(fd: Fd, socket: &Arc<Socket>) {
 /// Takes the number from its socket, because the program closes or replaces it.
 pub(crate) fn remove(fd: Fd) -> Option<Arc<Socket>> {
     let slot = slot(fd)?;
-    if slot.kind.load(Ordering::Relaxed) != SOCKET {
-        return None;
+    match slot.kind.load(Ordering::Relaxed) {
+        SOCKET | SET => slot.kind.store(OTHER, Ordering::Relaxed),
+        _ => return None,
     }
-    slot.kind.store(OTHER, Ordering::Relaxed);
     let socket = slot.socket().take()?;
     socket.remove_number(fd);
     Some(socket)
@@ -97,6 +99,18 @@ pub(crate) fn forget(fd: Fd) {
     if let Some(slot) = slot(fd) {
         slot.kind.store(OTHER, Ordering::Relaxed);
     }
+}
+
+/// Notes that an epoll set contains a socket.
+pub(crate) fn mark_set(fd: Fd) {
+    if let Some(slot) = slot(fd) {
+        slot.kind.store(SET, Ordering::Relaxed);
+    }
+}
+
+/// Whether an epoll set may contain a socket of ours.
+pub(crate) fn is_set(fd: Fd) -> bool {
+    slot(fd).is_some_and(|slot| slot.kind.load(Ordering::Relaxed) == SET)
 }
 
 pub(crate) fn is_internal(fd: Fd) -> bool {

@@ -9,7 +9,7 @@ use super::{Ours, answer, interpose, ours, parts, view, view_mut, views, views_m
 use crate::datagrams::Arrived;
 use crate::socket::Object;
 use crate::sys::{self, Errno};
-use crate::{addr, datagrams, stack, table};
+use crate::{addr, datagrams, drive, stack, table};
 
 /// Bytes that `sendfile` moves at once.
 const PIECE: usize = 64 << 10;
@@ -24,19 +24,20 @@ pub(super) fn receive(
     flags: c_int,
 ) -> Result<(usize, Option<Arrived>), Errno> {
     let (live, common) = (ours.live()?, &ours.0.common);
-    match &live.object {
+    let received = match &live.object {
         Object::Tcp(tcp) => tcp.recv(common, live, into, flags).map(|len| (len, None)),
-        Object::Udp(udp) => {
-            let arrived = udp.recv(common, live, into, flags)?;
+        Object::Udp(udp) => udp.recv(common, live, into, flags).map(|arrived| {
             let (copied, len, _) = arrived;
             let told = if flags & libc::MSG_TRUNC != 0 {
                 len
             } else {
                 copied
             };
-            Ok((told, Some(arrived)))
-        }
-    }
+            (told, Some(arrived))
+        }),
+    };
+    drive::pass();
+    received
 }
 
 /// Sends, to an address for a datagram.
@@ -54,7 +55,7 @@ pub(super) unsafe fn transmit(
     len: socklen_t,
 ) -> Result<usize, Errno> {
     let (live, common) = (ours.live()?, &ours.0.common);
-    match &live.object {
+    let sent = match &live.object {
         Object::Tcp(tcp) => tcp.send(common, live, from, flags),
         Object::Udp(udp) => {
             // SAFETY: the caller's promise.
@@ -69,7 +70,9 @@ pub(super) unsafe fn transmit(
             }
             udp.send(common, live, from, remote, flags)
         }
-    }
+    };
+    drive::pass();
+    sent
 }
 
 /// The socket of a call that sends to an address. A UDP socket without an address becomes ours if

@@ -25,6 +25,8 @@ fn duplicate(original: Fd, new: Fd) {
     table::remove(new);
     if let Some(socket) = table::socket(original) {
         table::insert(new, &socket);
+    } else if table::is_set(original) {
+        table::mark_set(new);
     }
 }
 
@@ -42,6 +44,7 @@ interpose! {
             // A child of `vfork` closes its own descriptor, in the memory of its parent.
             Some(_) if stack::is_borrowed() => None,
             Some(_) => table::remove(fd),
+            None if table::is_set(fd) && !stack::is_borrowed() => table::remove(fd),
             None => None,
         };
         let result = next(fd);

@@ -2,74 +2,189 @@
 //! [`mirror`](crate::mirror).
 
 use core::ffi::{c_int, c_ulong};
+use core::time::Duration;
+use std::time::Instant;
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 
-use super::interpose;
-use crate::sys::Fd;
+use super::{answer_unit, interpose};
+use crate::drive::{self, Slept, Waited};
+use crate::sys::{self, Fd};
 use crate::table;
 
-/// Begins to show the state of a socket of ours.
-fn show(fd: Fd) {
-    if let Some(socket) = table::socket(fd)
-        && let Some(live) = &socket.live
-    {
-        live.mirror.activate();
-    }
+/// Begins to show the state, if this is a socket of ours.
+fn show(fd: Fd) -> bool {
+    let socket = table::socket(fd);
+    let live = socket.as_ref().and_then(|socket| socket.live.as_ref());
+    live.inspect(|live| live.mirror.activate()).is_some()
 }
 
+/// Shows the state of the sockets of ours. Returns whether there are any.
+///
 /// # Safety
 /// `fds` is null or points to `count` structures.
-unsafe fn show_all(fds: *const pollfd, count: nfds_t) {
-    if !fds.is_null() {
-        // SAFETY: the caller's promise.
-        let fds = unsafe { core::slice::from_raw_parts(fds, count as usize) };
-        fds.iter().for_each(|one| show(one.fd));
-    }
+unsafe fn show_all(fds: *const pollfd, count: nfds_t) -> bool {
+    // SAFETY: the caller's promise.
+    let fds = unsafe { entries(fds, count) };
+    fds.iter().filter(|one| show(one.fd)).count() > 0
 }
 
 /// # Safety
-/// Each set is null or points to enough bits for `count` descriptors.
-unsafe fn show_sets(count: c_int, sets: [*const fd_set; 3]) {
-    const BITS: usize = c_ulong::BITS as usize;
+/// As [`show_all`].
+unsafe fn entries<'a>(fds: *const pollfd, count: nfds_t) -> &'a [pollfd] {
+    match fds.is_null() {
+        true => &[],
+        // SAFETY: the caller's promise.
+        false => unsafe { core::slice::from_raw_parts(fds, count as usize) },
+    }
+}
+
+/// The bits of a set.
+///
+/// # Safety
+/// `set` is null or points to enough bits for `count` descriptors.
+unsafe fn words<'a>(set: *mut fd_set, count: c_int) -> &'a mut [c_ulong] {
     let count = usize::try_from(count).unwrap_or(0);
-    for set in sets.into_iter().filter(|set| !set.is_null()) {
+    match set.is_null() {
+        true => &mut [],
         // SAFETY: the caller's promise; a set is an array of words, and may be longer than the
         // type.
-        let words =
-            unsafe { core::slice::from_raw_parts(set.cast::<c_ulong>(), count.div_ceil(BITS)) };
-        for (index, word) in words.iter().enumerate() {
+        false => unsafe {
+            core::slice::from_raw_parts_mut(set.cast(), count.div_ceil(c_ulong::BITS as usize))
+        },
+    }
+}
+
+/// The descriptors of three sets, as `poll` has them.
+fn listed(sets: &[Vec<c_ulong>; 3], count: c_int) -> Vec<pollfd> {
+    let mut all = Vec::new();
+    for (set, events) in sets
+        .iter()
+        .zip([libc::POLLIN, libc::POLLOUT, libc::POLLPRI])
+    {
+        for (index, word) in set.iter().enumerate() {
             let mut rest = *word;
             while rest != 0 {
-                let fd = index * BITS + rest.trailing_zeros() as usize;
+                let fd = (index * c_ulong::BITS as usize) as Fd + rest.trailing_zeros() as Fd;
                 rest &= rest - 1;
                 if fd < count {
-                    show(fd as Fd);
+                    all.push(pollfd {
+                        fd,
+                        events,
+                        revents: 0,
+                    });
                 }
             }
         }
     }
+    all
+}
+
+/// Waits for descriptors, some of which are sockets of ours: drives the stack, and looks with `now`
+/// whether any is ready, or else waits with `call`, which gets the rest of the time.
+fn wait(
+    mut beside: Vec<pollfd>,
+    timeout: Option<Duration>,
+    mut now: impl FnMut() -> c_int,
+    call: impl FnOnce(Option<Duration>) -> c_int,
+) -> c_int {
+    let check = || Some(now()).filter(|found| *found != 0);
+    match drive::wait(&mut beside, timeout, false, check) {
+        Ok(Waited::Found(found)) => found,
+        Ok(Waited::Interrupted) => answer_unit(Err(libc::EINTR)),
+        Ok(_) => 0,
+        Err(left) => drive::beside(|| call(left)),
+    }
+}
+
+/// A timeout in milliseconds; negative: none.
+fn millis(timeout: c_int) -> Option<Duration> {
+    u64::try_from(timeout).ok().map(Duration::from_millis)
+}
+
+/// Undoes [`millis`]; rounds up.
+fn as_millis(timeout: Option<Duration>) -> c_int {
+    timeout.map_or(-1, |left| {
+        c_int::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
+    })
+}
+
+fn time_of(timeout: Option<Duration>) -> Option<timespec> {
+    timeout.map(|left| timespec {
+        tv_sec: left.as_secs() as libc::time_t,
+        tv_nsec: left.subsec_nanos().into(),
+    })
+}
+
+/// A time that the program gives; `None` if the kernel would refuse it.
+fn duration(seconds: i64, nanos: i64) -> Option<Duration> {
+    let seconds = u64::try_from(seconds).ok()?;
+    let nanos = u32::try_from(nanos)
+        .ok()
+        .filter(|nanos| *nanos < 1_000_000_000)?;
+    Some(Duration::new(seconds, nanos))
 }
 
 interpose! {
     fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int |next| {
-        show_all(fds, count);
-        next(fds, count, timeout)
+        if !show_all(fds, count) {
+            return next(fds, count, timeout);
+        }
+        let beside = entries(fds, count).to_vec();
+        wait(beside, millis(timeout), || next(fds, count, 0), |left| {
+            next(fds, count, as_millis(left))
+        })
     }
 
     fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int |next| {
-        show_all(fds, count.min((room / size_of::<pollfd>()) as nfds_t));
-        next(fds, count, timeout, room)
+        match count as usize > room / size_of::<pollfd>() {
+            true => next(fds, count, timeout, room),
+            false => poll(fds, count, timeout),
+        }
     }
 
+    /// The device of the stack waits with this function, too: then for the descriptors beside it.
     fn ppoll(
         fds: *mut pollfd,
         count: nfds_t,
         timeout: *const timespec,
         signals: *const sigset_t,
     ) -> c_int |next| {
-        show_all(fds, count);
-        next(fds, count, timeout, signals)
+        if let Some((beside, more)) = drive::take_beside() {
+            let mut all = entries(fds, count).to_vec();
+            all.extend_from_slice(entries(beside, more as nfds_t));
+            let ready = next(all.as_mut_ptr(), all.len() as nfds_t, timeout, signals);
+            core::slice::from_raw_parts_mut(fds, count as usize)
+                .copy_from_slice(&all[..count as usize]);
+            let all = &all[count as usize..];
+            core::slice::from_raw_parts_mut(beside, more).copy_from_slice(all);
+            drive::note_sleep(match ready {
+                -1 if sys::errno() == libc::EINTR => Slept::Interrupted,
+                // The last one is the bell.
+                _ if all[..more - 1].iter().any(|one| one.revents != 0) => Slept::Beside,
+                _ => Slept::Other,
+            });
+            return ready;
+        }
+        if !show_all(fds, count) {
+            return next(fds, count, timeout, signals);
+        }
+        let limit = match timeout.is_null() {
+            true => None,
+            false => match duration((*timeout).tv_sec, (*timeout).tv_nsec) {
+                None => return next(fds, count, timeout, signals),
+                limit => limit,
+            },
+        };
+        if !signals.is_null() {
+            return drive::beside(|| next(fds, count, timeout, signals));
+        }
+        let beside = entries(fds, count).to_vec();
+        let zero = timespec { tv_sec: 0, tv_nsec: 0 };
+        wait(beside, limit, || next(fds, count, &raw const zero, signals), |left| {
+            let left = time_of(left);
+            next(fds, count, left.as_ref().map_or(core::ptr::null(), core::ptr::from_ref), signals)
+        })
     }
 
     fn __ppoll_chk(
@@ -79,8 +194,10 @@ interpose! {
         signals: *const sigset_t,
         room: size_t,
     ) -> c_int |next| {
-        show_all(fds, count.min((room / size_of::<pollfd>()) as nfds_t));
-        next(fds, count, timeout, signals, room)
+        match count as usize > room / size_of::<pollfd>() {
+            true => next(fds, count, timeout, signals, room),
+            false => ppoll(fds, count, timeout, signals),
+        }
     }
 
     fn select(
@@ -90,8 +207,29 @@ interpose! {
         except: *mut fd_set,
         timeout: *mut timeval,
     ) -> c_int |next| {
-        show_sets(count, [read, write, except]);
-        next(count, read, write, except, timeout)
+        let limit = match timeout.is_null() {
+            true => None,
+            false => match duration((*timeout).tv_sec, (*timeout).tv_usec.saturating_mul(1000)) {
+                None => return next(count, read, write, except, timeout),
+                limit => limit,
+            },
+        };
+        let start = Instant::now();
+        let result = select_among(count, [read, write, except], limit, |sets, left| {
+            let time = left.map(|left| timeval {
+                tv_sec: left.as_secs() as libc::time_t,
+                tv_usec: left.subsec_micros().into(),
+            });
+            let mut time = time;
+            let time = time.as_mut().map_or(core::ptr::null_mut(), core::ptr::from_mut);
+            next(count, sets[0], sets[1], sets[2], time)
+        });
+        if let (Some(limit), false) = (limit, timeout.is_null()) {
+            let left = limit.saturating_sub(start.elapsed());
+            (*timeout).tv_sec = left.as_secs() as libc::time_t;
+            (*timeout).tv_usec = left.subsec_micros().into();
+        }
+        result
     }
 
     fn pselect(
@@ -102,8 +240,59 @@ interpose! {
         timeout: *const timespec,
         signals: *const sigset_t,
     ) -> c_int |next| {
-        show_sets(count, [read, write, except]);
-        next(count, read, write, except, timeout, signals)
+        let limit = match timeout.is_null() {
+            true => None,
+            false => match duration((*timeout).tv_sec, (*timeout).tv_nsec) {
+                None => return next(count, read, write, except, timeout, signals),
+                limit => limit,
+            },
+        };
+        if !signals.is_null() {
+            [read, write, except].iter().for_each(|set| show_set(*set, count));
+            return drive::beside(|| next(count, read, write, except, timeout, signals));
+        }
+        select_among(count, [read, write, except], limit, |sets, left| {
+            let left = time_of(left);
+            let left = left.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+            next(count, sets[0], sets[1], sets[2], left, signals)
+        })
+    }
+
+    fn epoll_wait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int |next| {
+        if !table::is_set(set) {
+            return next(set, events, most, timeout);
+        }
+        let beside = vec![pollfd { fd: set, events: libc::POLLIN, revents: 0 }];
+        wait(beside, millis(timeout), || next(set, events, most, 0), |left| {
+            next(set, events, most, as_millis(left))
+        })
+    }
+
+    fn epoll_pwait(
+        set: c_int,
+        events: *mut epoll_event,
+        most: c_int,
+        timeout: c_int,
+        signals: *const sigset_t,
+    ) -> c_int |next| {
+        match (table::is_set(set), signals.is_null()) {
+            (false, _) => next(set, events, most, timeout, signals),
+            (true, true) => epoll_wait(set, events, most, timeout),
+            (true, false) => drive::beside(|| next(set, events, most, timeout, signals)),
+        }
+    }
+
+    fn epoll_pwait2(
+        set: c_int,
+        events: *mut epoll_event,
+        most: c_int,
+        timeout: *const timespec,
+        signals: *const sigset_t,
+    ) -> c_int |next| {
+        match table::is_set(set) {
+            false => next(set, events, most, timeout, signals),
+            true => drive::beside(|| next(set, events, most, timeout, signals)),
+        }
     }
 
     fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int |next| {
@@ -112,8 +301,51 @@ interpose! {
         {
             let none = epoll_event { events: 0, u64: 0 };
             let event = if event.is_null() { none } else { event.read_unaligned() };
+            table::mark_set(set);
             socket.note_epoll(set, operation, fd, event);
         }
         next(set, operation, fd, event)
     }
+}
+
+/// # Safety
+/// As [`words`].
+unsafe fn show_set(set: *mut fd_set, count: c_int) {
+    // SAFETY: the caller's promise.
+    let set = unsafe { words(set, count) }.to_vec();
+    for one in listed(&[set, Vec::new(), Vec::new()], count) {
+        show(one.fd);
+    }
+}
+
+/// Waits as `select` does; `next` is the call of the kernel.
+///
+/// # Safety
+/// As [`words`], for each set.
+unsafe fn select_among(
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    limit: Option<Duration>,
+    next: impl Fn([*mut fd_set; 3], Option<Duration>) -> c_int,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let given = sets.map(|set| unsafe { words(set, count) }.to_vec());
+    let beside = listed(&given, count);
+    if beside.iter().filter(|one| show(one.fd)).count() == 0 {
+        return next(sets, limit);
+    }
+    let restore = || {
+        for (set, given) in sets.into_iter().zip(&given) {
+            // SAFETY: the caller's promise.
+            unsafe { words(set, count) }.copy_from_slice(given);
+        }
+    };
+    let now = || {
+        restore();
+        next(sets, Some(Duration::ZERO))
+    };
+    wait(beside, limit, now, |left| {
+        restore();
+        next(sets, left)
+    })
 }
