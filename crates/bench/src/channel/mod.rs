@@ -1,7 +1,8 @@
 //! Throughput and latency of multicast channels: ours beside its nearest relatives, under one
 //! driver.
 //!
-//! Publishers run on one core, subscribers on the other ("split" pinning). Every subscriber of
+//! Each thread has a core. If there are too few, publishers share the first, and subscribers the
+//! second ("split" pinning). Every subscriber of
 //! every peer checks the content of each message and the order of each publisher's messages; where
 //! the peer promises one order for all, a hash of the order must agree among subscribers. A thread
 //! that finds a full or an empty channel spins for a moment and then yields.
@@ -228,6 +229,14 @@ fn line_ns() -> f64 {
     topology::line_transfer_ns().unwrap_or(1.0)
 }
 
+/// The core of a thread, publishers first, of `all` threads; `split` if there are too few cores.
+fn core(thread: usize, all: usize, split: usize) -> usize {
+    match all <= topology::cores().len() {
+        true => thread,
+        false => split,
+    }
+}
+
 /// Runs the publishers for `window`, lets the subscribers finish, and returns messages per second
 /// as published.
 ///
@@ -244,14 +253,16 @@ pub(crate) fn drive<X: Tx, R: Rx>(
         (txs.len(), rxs.len()),
         (point.publishers, point.subscribers)
     );
-    let start = Arc::new(Barrier::new(txs.len() + rxs.len() + 1));
+    let all = txs.len() + rxs.len();
+    let start = Arc::new(Barrier::new(all + 1));
     let subscribers: Vec<_> = rxs
         .into_iter()
-        .map(|mut rx| {
+        .zip(point.publishers..)
+        .map(|(mut rx, id)| {
             let start = start.clone();
             let mut check = Check::new(point.publishers);
             thread::spawn(move || {
-                topology::pin_to(1);
+                topology::pin_to(core(id, all, 1));
                 start.wait();
                 while !check.is_over() {
                     rx.some(&mut check);
@@ -266,7 +277,7 @@ pub(crate) fn drive<X: Tx, R: Rx>(
         .map(|(id, mut tx)| {
             let start = start.clone();
             thread::spawn(move || {
-                topology::pin_to(0);
+                topology::pin_to(core(id, all, 0));
                 let mut source = Source {
                     publisher: id as u64,
                     number: 0,

@@ -14,6 +14,7 @@ pub(crate) mod costs;
 pub(crate) mod counts;
 mod engine;
 pub(crate) mod linear;
+pub(crate) mod papers;
 mod programs;
 mod replicated;
 
@@ -42,6 +43,16 @@ crate::named! {
         PartitionedMany = "partitioned, a connection each",
         Pipelined = "pipelined",
         Replicated = "replicated",
+    }
+}
+
+impl Kind {
+    /// The kind whose measured rows test this one.
+    pub(crate) fn measured_as(self) -> Kind {
+        match self {
+            Kind::PartitionedMany => Kind::Partitioned,
+            other => other,
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use super::{Case, MAY_MISS};
 use crate::paper::Measure;
 use crate::projection::counts::Count;
 use crate::projection::linear::Linear;
+use crate::projection::papers::{MAY_MISS as OF_A_POINT, Scaled, WITHOUT};
 use crate::projection::{
     Conditions, DOMAIN_BYTES_PER_NS, Kind, LINES_NS, Projected, WORKERS, stops_at,
 };
@@ -117,7 +118,7 @@ pub(super) fn checked(cases: &[Case]) -> Table {
             let excuse = case.disturbed.or(check.excuse);
             let word = match excuse {
                 Some(why) => format!("disturbed: {why}"),
-                None if error.abs() > MAY_MISS => "FAILED".to_owned(),
+                None if error.abs() > MAY_MISS => "missed: not projected".to_owned(),
                 None => String::new(),
             };
             table.row(vec![
@@ -131,6 +132,121 @@ pub(super) fn checked(cases: &[Case]) -> Table {
             ]);
         }
     }
+    table
+}
+
+/// Which published figures come out of the papers' own parameters.
+pub(super) fn validated(figures: &[Scaled]) -> Table {
+    let mut table = Table::new(
+        format!(
+            "the papers' machines, with each paper's own parameters: within {:.0} % of every published \
+             number, or not used",
+            100.0 * OF_A_POINT
+        ),
+        &["figure", "numbers", "worst error %", "model", "why"],
+    );
+    for figure in figures {
+        let word = match figure.is_validated() {
+            true => "validated",
+            false => "not validated",
+        };
+        table.row(vec![
+            format!("{}, {}", figure.source, figure.place),
+            figure.points().to_string(),
+            format!("{:+.1}", 100.0 * figure.worst()),
+            word.to_owned(),
+            figure.why.to_owned(),
+        ]);
+    }
+    for (figure, why) in WITHOUT.iter().filter_map(|line| line.split_once(": ")) {
+        let none = String::new;
+        table.row(vec![
+            figure.to_owned(),
+            none(),
+            none(),
+            "none".to_owned(),
+            why.to_owned(),
+        ]);
+    }
+    table
+}
+
+/// A published figure, the model's, and ours if the model meets ours.
+pub(super) fn published(figure: &Scaled, case: Option<&Case>) -> Table {
+    let mut table = Table::new(
+        format!(
+            "{}, {}: published and modelled",
+            figure.source, figure.place
+        ),
+        &["curve", figure.x, "published", "model", "error %"],
+    );
+    let mut lines = Vec::new();
+    for (name, points) in &figure.curves {
+        for point in points {
+            let (low, high) = point.published;
+            let published = match (low == high, high.is_finite()) {
+                _ if low.is_nan() => "no number".to_owned(),
+                (true, _) => format!("{low:.2}"),
+                (_, true) => format!("{low:.2} to {high:.2}"),
+                _ => format!("at least {low:.2}"),
+            };
+            let error = match point.is_given {
+                _ if low.is_nan() => String::new(),
+                true => "given".to_owned(),
+                false => format!("{:+.1}", 100.0 * point.error()),
+            };
+            table.row(vec![
+                (*name).to_owned(),
+                format!("{}", point.x),
+                published,
+                format!("{:.2}", point.model),
+                error,
+            ]);
+        }
+        let middle = |(low, high): (f64, f64)| {
+            if high.is_finite() {
+                (low + high) / 2.0
+            } else {
+                low
+            }
+        };
+        let published = points
+            .iter()
+            .filter(|point| !point.published.0.is_nan())
+            .map(|point| (point.x, middle(point.published)));
+        lines.push((format!("{name}: published"), published.collect()));
+        let modelled = points.iter().map(|point| (point.x, point.model));
+        lines.push((format!("{name}: modelled"), modelled.collect()));
+    }
+    let stated = Conditions::stated(LINES_NS[0], 1);
+    for (kind, case) in figure.ours.iter().zip(case.into_iter().cycle()) {
+        if !case.is_projected(*kind) {
+            table.note(format!("ours, {}: not projected", kind.name()));
+            continue;
+        }
+        let all = case.project(*kind, &stated);
+        let points = WORKERS
+            .iter()
+            .zip(&all)
+            .filter(|(workers, _)| **workers <= 16);
+        // The pipeline has two stages beside those of data.
+        let besides = if *kind == Kind::Pipelined { 2 } else { 0 };
+        let points = points.filter(|(workers, _)| **workers > besides);
+        let points = points.map(|(&workers, at)| ((workers - besides) as f64, all[0].ns / at.ns));
+        lines.push((
+            format!("ours, projected: {}", kind.name()),
+            points.collect(),
+        ));
+    }
+    for parameter in figure.parameters {
+        table.note(*parameter);
+    }
+    table.lines(Lines {
+        x: figure.x.to_owned(),
+        y: figure.y.to_owned(),
+        doubling: false,
+        lines,
+    });
     table
 }
 
@@ -167,6 +283,10 @@ pub(super) fn table(case: &Case) -> Table {
         let mut row = vec![workers.to_string()];
         for (kind, projections) in &rows {
             let kind = *kind;
+            if !case.is_projected(kind) {
+                row.push("not projected".to_owned());
+                continue;
+            }
             let times = single / projections[place].ns;
             row.push(format!("{times:.2} ({})", beside(case.error(kind))));
             if kind == Kind::Replicated {
@@ -178,7 +298,14 @@ pub(super) fn table(case: &Case) -> Table {
         table.row(row);
     }
     for (kind, projections) in &rows {
-        table.note(stop(*kind, projections, single, case));
+        table.note(match case.is_projected(*kind) {
+            true => stop(*kind, projections, single, case),
+            false => format!(
+                "{} is not projected: the model misses a measured row of it by {}",
+                kind.name(),
+                beside(case.error(*kind))
+            ),
+        });
     }
     let points = |projections: &Vec<Projected>| -> Vec<(f64, f64)> {
         let places = WORKERS.iter().zip(projections);
@@ -186,7 +313,7 @@ pub(super) fn table(case: &Case) -> Table {
             .map(|(&workers, projected)| (workers as f64, bits / projected.ns))
             .collect()
     };
-    let lines = rows.iter();
+    let lines = rows.iter().filter(|(kind, _)| case.is_projected(*kind));
     table.lines(Lines {
         x: "workers".to_owned(),
         y: "Gbit/s of payload, projected".to_owned(),
@@ -289,4 +416,28 @@ pub(super) fn sensitivity(case: &Case) -> Table {
         lines,
     });
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::projection::papers;
+
+    #[test]
+    fn every_published_figure_is_listed_with_its_outcome() {
+        let figures = papers::all();
+        let table = validated(&figures);
+        let words: Vec<&str> = table.rows.iter().map(|row| row[3].as_str()).collect();
+        let count = |what| words.iter().filter(|word| **word == what).count();
+        assert_eq!(
+            ["validated", "not validated", "none"].map(count),
+            [4, 2, WITHOUT.len()]
+        );
+        for figure in &figures {
+            let table = published(figure, None);
+            assert_eq!(table.charts.len(), 1, "{}", figure.place);
+            let numbers = table.rows.iter().filter(|row| row[2] != "no number");
+            assert!(numbers.count() >= figure.points(), "{}", figure.place);
+        }
+    }
 }
