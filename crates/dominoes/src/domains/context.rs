@@ -74,6 +74,7 @@ enum ContextMessage {
     Add(Box<dyn Domain>),
     Remove(u64, mpsc::Sender<Box<dyn Domain>>),
     Move(u64, ContextControl, mpsc::Sender<bool>),
+    Order(Vec<u64>, mpsc::Sender<()>),
 }
 
 impl Context {
@@ -195,6 +196,13 @@ impl<'a> Domains<'a> {
                     };
                     // The caller may have dropped the reply.
                     let _ = reply.send(moved);
+                }
+                ContextMessage::Order(ids, reply) => {
+                    let place = |id| ids.iter().position(|named| *named == id);
+                    let place = |id| place(id).unwrap_or(ids.len());
+                    self.domains.sort_by_key(|(domain, _)| place(domain.id()));
+                    lock(&self.control.roster).sort_by_key(|listed| place(listed.id));
+                    let _ = reply.send(());
                 }
             }
         }
@@ -392,7 +400,15 @@ impl ContextControl {
         Reply(told)
     }
 
-    /// The counts of the context's domains.
+    /// Sets the order in which each round runs the domains: as their ids are listed here, and the
+    /// others after them, in the order of now. At first it is the order in which they were added.
+    pub fn order(&self, ids: &[u64]) -> Reply<()> {
+        let (tell, told) = mpsc::channel();
+        let _ = self.send(ContextMessage::Order(ids.to_vec(), tell));
+        Reply(told)
+    }
+
+    /// The counts of the context's domains, in the order in which they run.
     pub fn stats(&self) -> Vec<DomainStats> {
         lock(&self.control.roster)
             .iter()
@@ -773,6 +789,39 @@ mod tests {
         for domain in domains {
             assert_eq!(domain.meter().unwrap().stats(0, "").handled, 200);
         }
+    }
+
+    #[test]
+    fn domains_run_in_the_order_that_is_asked_for() {
+        struct Noting(u64, std::sync::mpsc::Sender<u64>);
+        impl Domain for Noting {
+            fn run(&mut self) -> Turn {
+                let _ = self.1.send(self.0);
+                Turn::Idle
+            }
+            fn id(&self) -> u64 {
+                self.0
+            }
+        }
+        let (tell, told) = std::sync::mpsc::channel();
+        let noting = |id| -> Box<dyn Domain> { Box::new(Noting(id, tell.clone())) };
+        let context = Context::spawn("ordered", None, [1, 2, 3].map(noting).into()).unwrap();
+        let control = context.control();
+        let ids = || -> Vec<u64> { control.stats().iter().map(|domain| domain.id).collect() };
+        assert_eq!(control.order(&[3, 9, 1]).wait(), Some(()));
+        assert_eq!(ids(), [3, 1, 2]);
+        context.stop();
+        context.join().unwrap();
+        assert_eq!(control.order(&[]).wait(), None, "it has ended");
+        drop(tell);
+        let ran: Vec<u64> = told.iter().collect();
+        let rounds = ran.chunks(3);
+        assert!(
+            rounds
+                .clone()
+                .all(|round| round == [1, 2, 3] || round == [3, 1, 2])
+        );
+        assert!(rounds.last() != Some(&[1, 2, 3]), "{ran:?}");
     }
 
     #[test]

@@ -15,8 +15,11 @@ mod schedule;
 pub use feed::{Feed, Served, Then};
 pub use schedule::{FeedView, Priority, RoundRobin, Scheduler};
 
-use crate::{Domain, DomainHandle, Meter, Seq, Subscription, Turn, Wait, WaitSet, WakeSource};
-use feed::LogFeed;
+use crate::{
+    Assignment, Domain, DomainHandle, Meter, Receive, Seq, Subscription, Turn, Wait, WaitSet,
+    WakeSource, Work,
+};
+use feed::{ChannelFeed, LogFeed};
 use std::{any::Any, fmt, io, sync::Arc};
 
 /// A handler's result for an entry. A handler that returns nothing counts as
@@ -191,6 +194,80 @@ impl<S: Send + 'static> Service<S> {
             priority,
             LogFeed::new(subscription, handler, self.meter.clone()),
         )
+    }
+
+    /// Like [`subscribe`](Self::subscribe), for one of several replicas that all get every entry.
+    /// `assignment` decides which of them is the entry's primary: the handler's last argument is
+    /// true in replica `me` of `replicas` if it is `me`. A chunk is one entry.
+    ///
+    /// ```
+    /// use dominoes::{ByPosition, Service, SpinYield, channel};
+    ///
+    /// let (mut publisher, log) = channel::<u32, SpinYield>(8);
+    /// let mut replicas = [0, 1].map(|me| {
+    ///     let mut service = Service::new(me as u64, "replica", (0, Vec::new()));
+    ///     let handler = |(sum, sent): &mut (u32, Vec<u32>), _, n: &u32, is_primary| {
+    ///         *sum += n; // in both
+    ///         if is_primary { sent.push(*n) } // in one of them
+    ///     };
+    ///     let log = log.subscribe().unwrap();
+    ///     service.subscribe_assigned(0, log, (me, 2), ByPosition, handler);
+    ///     service
+    /// });
+    /// publisher.publish_all([3, 4, 5])?;
+    /// replicas.iter_mut().for_each(|replica| drop(replica.run()));
+    /// assert_eq!(replicas[0].state(), &(12, vec![3, 5]));
+    /// assert_eq!(replicas[1].state(), &(12, vec![4]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn subscribe_assigned<T, W, R>(
+        &mut self,
+        priority: u8,
+        subscription: Subscription<T, W>,
+        (me, replicas): (usize, usize),
+        assignment: impl Assignment + Send + 'static,
+        mut handler: impl FnMut(&mut S, Seq, &T, bool) -> R + Send + 'static,
+    ) -> FeedId
+    where
+        T: Send + Sync + 'static,
+        W: Wait,
+        R: Into<Handled> + 'static,
+    {
+        self.subscribe(priority, subscription, move |state, seq, entry| {
+            let is_primary = assignment.is_mine(Work::chunk(seq), me, replicas);
+            handler(state, seq, entry, is_primary)
+        })
+    }
+
+    /// Adds the reading side of a [`Channel`](crate::Channel) of any kind. Its entries cannot
+    /// [wait](Handled::Wait): some kinds hand out an entry only once.
+    pub fn subscribe_to<T: 'static>(
+        &mut self,
+        priority: u8,
+        source: impl Receive<T> + 'static,
+        handler: impl FnMut(&mut S, &T) + Send + 'static,
+    ) -> FeedId {
+        self.add_feed(priority, ChannelFeed::new(source, handler))
+    }
+
+    /// Stops taking entries from a subscription to a log, which keeps none for it: what is
+    /// published until [`activate`](Self::activate), and what was not handled before, is missed.
+    /// The service is not finished while it has such a subscription. False if there is none with
+    /// this id, or it is of another kind.
+    pub fn deactivate(&mut self, id: FeedId) -> bool {
+        self.set_active(id, false)
+    }
+
+    /// Takes entries again, from the next one that is published. False as for
+    /// [`deactivate`](Self::deactivate).
+    pub fn activate(&mut self, id: FeedId) -> bool {
+        self.set_active(id, true)
+    }
+
+    fn set_active(&mut self, id: FeedId, active: bool) -> bool {
+        let mut feeds = self.feeds.iter_mut();
+        let found = feeds.find(|entry| entry.view.id == id);
+        found.is_some_and(|entry| entry.feed.set_active(active))
     }
 
     /// Adds a feed of any kind.

@@ -1,7 +1,7 @@
 //! The sources of a service's entries.
 
 use super::Handled;
-use crate::{Meter, NoBatch, Seq, Subscription, Wait, WaitSet};
+use crate::{Inactive, Meter, NoBatch, Receive, Seq, Subscription, Wait, WaitSet};
 use std::{marker::PhantomData, sync::Arc};
 
 /// The state of a [`Feed`] after the entries that were handled.
@@ -35,6 +35,13 @@ pub trait Feed<S>: Send {
     /// Number of unhandled entries. May already be out of date.
     fn lag(&self) -> u64;
 
+    /// Stops or resumes taking entries; see [`Service::deactivate`](crate::Service::deactivate).
+    /// False, as by default, if the feed cannot.
+    fn set_active(&mut self, active: bool) -> bool {
+        let _ = active;
+        false
+    }
+
     /// Adds to `set` all sources that notify when there may be entries. Called while the feed has
     /// none.
     ///
@@ -48,7 +55,8 @@ pub trait Feed<S>: Send {
 
 /// A subscription and the handler of its entries.
 pub(super) struct LogFeed<T, W: Wait, F, R> {
-    subscription: Subscription<T, W>,
+    active: Option<Subscription<T, W>>,
+    inactive: Option<Inactive<T, W>>,
     handler: F,
     meter: Arc<Meter>,
     result: PhantomData<fn() -> R>,
@@ -57,7 +65,8 @@ pub(super) struct LogFeed<T, W: Wait, F, R> {
 impl<T, W: Wait, F, R> LogFeed<T, W, F, R> {
     pub(super) fn new(subscription: Subscription<T, W>, handler: F, meter: Arc<Meter>) -> Self {
         LogFeed {
-            subscription,
+            active: Some(subscription),
+            inactive: None,
             handler,
             meter,
             result: PhantomData,
@@ -73,7 +82,13 @@ where
     R: Into<Handled>,
 {
     fn serve(&mut self, state: &mut S, limit: usize) -> Served {
-        let mut batch = match self.subscription.try_next_batch() {
+        let Some(subscription) = &mut self.active else {
+            return Served {
+                handled: 0,
+                then: Then::Empty,
+            };
+        };
+        let mut batch = match subscription.try_next_batch() {
             Ok(batch) => batch,
             Err(reason) => {
                 let then = match reason {
@@ -114,10 +129,62 @@ where
     }
 
     fn lag(&self) -> u64 {
-        self.subscription.lag()
+        self.active.as_ref().map_or(0, Subscription::lag)
+    }
+
+    fn set_active(&mut self, active: bool) -> bool {
+        if active && let Some(inactive) = self.inactive.take() {
+            self.active = Some(inactive.activate());
+        } else if !active && let Some(subscription) = self.active.take() {
+            self.inactive = Some(subscription.deactivate());
+        }
+        true
     }
 
     fn wake_sources(&mut self, _: &mut S, set: &mut WaitSet) {
-        self.subscription.wake_sources(set);
+        if let Some(subscription) = &self.active {
+            subscription.wake_sources(set);
+        }
+    }
+}
+
+/// The reading side of a channel of any kind, and the handler of its entries.
+pub(super) struct ChannelFeed<T, C, F> {
+    source: C,
+    handler: F,
+    entry: PhantomData<fn(&T)>,
+}
+
+impl<T, C, F> ChannelFeed<T, C, F> {
+    pub(super) fn new(source: C, handler: F) -> Self {
+        ChannelFeed {
+            source,
+            handler,
+            entry: PhantomData,
+        }
+    }
+}
+
+impl<S, T, C: Receive<T>, F: FnMut(&mut S, &T) + Send> Feed<S> for ChannelFeed<T, C, F> {
+    fn serve(&mut self, state: &mut S, limit: usize) -> Served {
+        let handler = &mut self.handler;
+        let found = self.source.receive(limit, |entry| handler(state, entry));
+        let then = match found {
+            Ok(_) => Then::More,
+            Err(NoBatch::Empty) => Then::Empty,
+            Err(NoBatch::Closed | NoBatch::Evicted) => Then::Ended,
+        };
+        Served {
+            handled: found.unwrap_or(0),
+            then,
+        }
+    }
+
+    fn lag(&self) -> u64 {
+        0
+    }
+
+    fn wake_sources(&mut self, _: &mut S, set: &mut WaitSet) {
+        self.source.wake_sources(set);
     }
 }

@@ -53,6 +53,43 @@ fn a_batch_is_of_one_subscription_and_no_longer_than_asked() {
 }
 
 #[test]
+fn an_inactive_subscription_misses_what_is_published_and_keeps_its_place() {
+    let (mut a, mut b) = (wire(), wire());
+    let mut service = noting(&[&a, &b], RoundRobin::default());
+    let id = FeedId(0);
+    a.0.publish(1).unwrap();
+    assert!(service.deactivate(id) && service.deactivate(id));
+    a.0.publish(2).unwrap();
+    b.0.publish(7).unwrap();
+    while service.run_one() == Turn::Worked {}
+    assert_eq!(a.1.len(), 0, "nothing is kept for it");
+    assert!(service.activate(id) && service.activate(id));
+    a.0.publish(3).unwrap();
+    while service.run_one() == Turn::Worked {}
+    assert_eq!(service.state(), &[(1, 7), (0, 3)]);
+    assert!(!service.deactivate(FeedId(9)));
+}
+
+#[test]
+fn a_service_subscribes_to_a_channel_of_any_kind() {
+    use crate::{Channel, Lifo, Publish, WorkShare};
+    let (mut publisher, share) = WorkShare::<u32, Lifo<u32>, SpinYield>::open(8);
+    let (mut one, log) = wire();
+    let mut service = Service::new(1, "both", Vec::new());
+    let note = |seen: &mut Vec<u32>, entry: &u32| seen.push(*entry);
+    let id = service.subscribe_to(0, share.join().unwrap(), note);
+    service.subscribe_to(0, log.subscribe().unwrap(), note);
+    (1..=3).for_each(|n| publisher.offer(n).unwrap());
+    one.publish(9).unwrap();
+    while service.run_one() == Turn::Worked {}
+    service.state_mut().sort_unstable();
+    assert_eq!(service.state(), &[1, 2, 3, 9]);
+    assert!(!service.deactivate(id), "it is no log");
+    drop((publisher, one));
+    assert_eq!(service.run(), Turn::Finished);
+}
+
+#[test]
 fn a_scheduler_that_repeats_itself_ends_the_turn() {
     let (a, mut b) = (wire(), wire());
     let mut service = noting(&[&a, &b], |_: &[FeedView]| Some(0));
