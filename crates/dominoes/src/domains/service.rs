@@ -201,7 +201,7 @@ impl<S: Send + 'static> Service<S> {
     /// true in replica `me` of `replicas` if it is `me`. A chunk is one entry.
     ///
     /// ```
-    /// use dominoes::{ByPosition, Service, SpinYield, channel};
+    /// use dominoes::{ByPosition, Domain, Service, SpinYield, Turn, channel};
     ///
     /// let (mut publisher, log) = channel::<u32, SpinYield>(8);
     /// let mut replicas = [0, 1].map(|me| {
@@ -215,7 +215,7 @@ impl<S: Send + 'static> Service<S> {
     ///     service
     /// });
     /// publisher.publish_all([3, 4, 5])?;
-    /// replicas.iter_mut().for_each(|replica| drop(replica.run()));
+    /// replicas.iter_mut().for_each(|replica| while replica.run() == Turn::Worked {});
     /// assert_eq!(replicas[0].state(), &(12, vec![3, 5]));
     /// assert_eq!(replicas[1].state(), &(12, vec![4]));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
