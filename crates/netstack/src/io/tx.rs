@@ -66,8 +66,8 @@ const PREPARED_TOGETHER: usize = 8;
 /// The smallest page of memory of any system, in bytes.
 const PAGE: usize = 4096;
 
-/// Slots after a hole that one call examines.
-const MAX_SCAN: u64 = 8;
+/// Chunks from a hole on that one call examines.
+const MAX_SCAN: usize = 2;
 
 /// The word of a chunk in lap `lap`, modulo 2^32, with a bit for each frame.
 const fn word(lap: u64, frames: u32) -> u64 {
@@ -449,9 +449,11 @@ impl Drop for TxClaim<'_> {
 struct Hole {
     /// The frame that is missing.
     at: u64,
-    /// Calls that found the frame missing.
+    /// A later frame was ready. Until then nothing shows that the frame has a number.
+    is_found: bool,
+    /// Calls since then that found the frame missing.
     calls: u32,
-    /// Slots after the hole that were examined.
+    /// Slots from the hole on that were examined.
     looked: u64,
     /// Frames among them that are ready or sent.
     ready: u64,
@@ -544,8 +546,8 @@ impl Transmitter {
         });
     }
 
-    /// How many frames [`Transmitter::ready`] finds if there is room for `most`, and the slot of
-    /// the first. The counted frames have consecutive slots.
+    /// The slot of the first unsent frame, and how many frames [`Transmitter::ready`] finds if there
+    /// is room for `most`. They have consecutive slots.
     #[inline]
     pub(crate) fn ready_in_a_row(&self, below: u64, most: usize) -> (usize, usize) {
         let first = self.ring.index(self.next);
@@ -599,33 +601,35 @@ impl Transmitter {
         self.unsent_in(self.next) >> self.ring.bit(self.next) & 1 != 0
     }
 
-    /// Examines some slots after a hole, which `ready` found. Returns whether the transmitter
-    /// should send past it.
+    /// Looks for a hole, after `ready` found no frame: examines the slots of a few chunks. Returns
+    /// whether the transmitter should send past the hole.
     pub(crate) fn look_behind(&mut self) -> bool {
+        if self.any_ready() {
+            return false;
+        }
+        let ring = &*self.ring;
         if self.hole.at != self.next {
             self.hole = Hole {
                 at: self.next,
                 ..Hole::default()
             };
         }
-        self.hole.calls = self.hole.calls.saturating_add(1);
-        if self.hole.calls < self.calls {
-            return false;
-        }
         for _ in 0..MAX_SCAN {
             if self.hole.ready >= self.past {
-                return true;
+                break;
             }
-            self.hole.looked += 1;
-            if self.hole.looked >= self.ring.built.len() as u64 {
+            if self.hole.looked >= ring.built.len() as u64 {
                 (self.hole.looked, self.hole.ready) = (0, 0);
-                return false;
             }
-            let frame = self.next + self.hole.looked;
-            let is_ready = self.ready_in(frame) >> self.ring.bit(frame) & 1;
-            self.hole.ready += u64::from(is_ready);
+            let first = self.next + self.hole.looked;
+            let ready = self.ready_in(first) >> ring.bit(first);
+            self.hole.ready += u64::from(ready.count_ones());
+            self.hole.looked = ring.chunk_end(first) - self.next;
         }
-        false
+        let hole = &mut self.hole;
+        hole.is_found |= hole.ready > 0;
+        hole.calls = hole.calls.saturating_add(hole.is_found.into());
+        hole.calls >= self.calls && hole.ready >= self.past
     }
 
     /// The device took the first `count` frames that `ready` returned.

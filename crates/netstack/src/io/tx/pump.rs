@@ -29,7 +29,8 @@ impl TxPump {
         }
     }
 
-    /// Sends at most [`BATCH`] frames. Returns how many the device took.
+    /// Sends all control frames and at most [`BATCH`] numbered frames. Returns how many the device
+    /// took.
     pub(crate) fn turn(&mut self) -> usize {
         self.send::<BATCH>(u64::MAX)
     }
@@ -39,7 +40,7 @@ impl TxPump {
         self.send::<BATCH>(below)
     }
 
-    /// Sends one frame, for callers that drive the stack step by step.
+    /// As [`TxPump::turn`], with one numbered frame, for callers that drive the stack step by step.
     pub(crate) fn step(&mut self) -> usize {
         self.send::<1>(u64::MAX)
     }

@@ -68,6 +68,24 @@ fn frames_leave_past_a_hole_once_enough_are_ready_behind_it_and_each_once() {
 }
 
 #[test]
+fn a_hole_is_as_old_as_the_first_frame_that_was_seen_behind_it() {
+    let (ring, mut transmitter) = TxRing::with_chunks(8, (64, 0), 4, None);
+    transmitter.send_past(1, CALLS);
+    // No frame has a number yet.
+    for _ in 0..2 * CALLS {
+        assert!(!transmitter.look_behind());
+    }
+    build_range(&ring, 1..3);
+    for _ in 1..CALLS {
+        assert!(!transmitter.look_behind());
+    }
+    assert!(transmitter.look_behind());
+    // The next frame is ready, but may not leave yet.
+    build_range(&ring, 0..1);
+    assert!(!transmitter.look_behind());
+}
+
+#[test]
 fn a_hole_that_few_frames_wait_behind_is_waited_for() {
     let (ring, mut transmitter) = TxRing::new(8, (64, 0), None);
     transmitter.send_past(3, CALLS);
