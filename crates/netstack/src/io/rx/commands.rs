@@ -179,7 +179,7 @@ impl RxPump {
             // flag again.
             match self.publish_changes(now, (conn, app_read), log) {
                 Some(written) => app_written = app_written.max(written),
-                // The rest is published when the log has room.
+                // The rest is published in a later turn.
                 None => return,
             }
         }
@@ -199,7 +199,7 @@ impl RxPump {
 
     /// Publishes the changed options of a connection: each after the bytes that were written before
     /// it, once these are sealed. Returns how many bytes were written before the last change, or 0;
-    /// `None` if the log has no room for all.
+    /// `None` if the log has no room for all, or an application thread holds the options.
     #[cold]
     fn publish_changes(
         &mut self,
@@ -210,11 +210,12 @@ impl RxPump {
         let mut last = 0;
         loop {
             let stream = self.world.streams.get(conn)?;
-            if log.room() <= ROOM_OF_CHANGE {
+            let has_room = log.room() > ROOM_OF_CHANGE;
+            let Some(Ok(change)) = has_room.then(|| stream.next_change()) else {
                 self.world.raise(&stream);
                 return None;
-            }
-            let Some(change) = stream.next_change() else {
+            };
+            let Some(change) = change else {
                 return Some(last);
             };
             let Change {

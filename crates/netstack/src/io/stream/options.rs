@@ -19,6 +19,10 @@ use crate::io::sync::yield_now;
 /// Most changes of one connection that wait for the pump separately.
 const KEPT: usize = 16;
 
+/// A thread holds the options of a connection.
+#[derive(Debug)]
+pub(crate) struct Held;
+
 /// The options of a connection from a position of its send stream on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Change {
@@ -33,7 +37,8 @@ pub(crate) struct Change {
 }
 
 /// The options of a connection. Threads may change them concurrently; each change is atomic. A
-/// thread holds them for a few instructions, while other threads and the receive pump wait.
+/// thread holds them for a few instructions. Other threads of the application wait meanwhile; the
+/// receive pump leaves the connection for later.
 #[derive(Default)]
 pub(super) struct SharedOptions(Exclusive<Options>);
 
@@ -156,8 +161,11 @@ impl StreamRef<'_> {
 
     /// The next change that waits, once all bytes before it are written. Only the pump takes
     /// changes.
-    pub(crate) fn next_change(&self) -> Option<Change> {
-        let mut options = self.stream.app.options.take();
+    ///
+    /// # Errors
+    /// An application thread holds the options now.
+    pub(crate) fn next_change(&self) -> Result<Option<Change>, Held> {
+        let mut options = self.stream.app.options.0.try_take().ok_or(Held)?;
         let (_, written) = self.cursors();
         let next = options.waiting.front();
         let is_due = next.is_some_and(|change| change.written <= written);
@@ -167,6 +175,35 @@ impl StreamRef<'_> {
             // ORDERING: Relaxed: a change that is added after this sets the bit again.
             self.stream.app.requests.fetch_and(!SET, Ordering::Relaxed);
         }
-        change
+        Ok(change)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Limits;
+    use crate::io::stream::{ConnId, Streams};
+
+    #[test]
+    fn the_pump_does_not_wait_for_a_thread_that_holds_the_options() {
+        let streams = Streams::new(&Limits::default().connections(1), 4);
+        let conn = ConnId {
+            index: 0,
+            generation: 0,
+        };
+        let stream = streams.get(conn).expect("its place has a stream");
+        assert!(stream.change(0, |before| Change {
+            more: true,
+            ..before
+        }));
+        let held = stream.stream.app.options.take();
+        assert!(stream.next_change().is_err());
+        drop(held);
+        assert!(matches!(
+            stream.next_change(),
+            Ok(Some(Change { more: true, .. }))
+        ));
+        assert!(matches!(stream.next_change(), Ok(None)));
     }
 }
