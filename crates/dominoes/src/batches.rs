@@ -1,19 +1,20 @@
 //! A record for each batch of a log: a value, and one word with the progress of its work.
 //!
-//! A batch is a range of positions, named by the first of them. Its record is in the slot of that
+//! A batch is a range of positions of a log, named by the first of them. Its record is in the slot of that
 //! position. The pieces of work of a batch are numbered in the order in which they must be done.
 //!
 //! # Why the values are sound
 //!
 //! The word of a slot is `lap (24) | next piece (30) | readers (7) | EMPTY | DONE | BEGUN`; its lap
-//! is the position divided by the number of slots. The argument holds whatever callers do:
+//! is the position divided by the number of slots, modulo 2^24. The argument holds whatever callers do:
 //!
 //! 1. Only the [`BatchWriter`] puts values into slots, and only where the word is `EMPTY`. It
 //!    stores a word without `EMPTY` after the value.
 //! 2. [`Batches::read`] and [`Batches::begin`] succeed only on a word of the batch's own lap that
 //!    is neither `DONE` nor `EMPTY`. Each is one compare-and-swap: `read` counts a reader, `begin`
 //!    sets `BEGUN`. So `BEGUN` has one holder, and both find a value in the slot.
-//! 3. Only the holder of `BEGUN` sets `DONE`, as it clears `BEGUN`. After that no reader enters,
+//! 3. A slot begins `EMPTY` and `DONE`. Later only the holder of `BEGUN` sets `DONE`, as it clears
+//!    `BEGUN`. After that no reader enters,
 //!    and readers only leave. So exactly one atomic operation leaves a word that is `DONE`, without
 //!    readers and not `BEGUN`. Its thread moves the value out, and stores `EMPTY`.
 //!
@@ -48,7 +49,7 @@ pub struct Batches<A> {
     shift: u32,
 }
 
-/// Puts the records of [`Batches`] into their slots, for one thread. `Send`, not `Clone`.
+/// Puts the records of [`Batches`] into their slots, for one thread at a time: `Send`, not `Clone`.
 pub struct BatchWriter<A> {
     shared: Arc<Batches<A>>,
     /// First position of the next batch.
@@ -121,7 +122,7 @@ pub fn batches<A: Send + Sync>(slots: usize) -> (BatchWriter<A>, Arc<Batches<A>>
 }
 
 impl<A> Batches<A> {
-    /// Pieces of work in a batch, at most.
+    /// Pieces of work in a batch, at most. The last of so many is done by [`BegunBatch::finish`].
     pub const MAX_PIECES: u64 = 1 << NEXT_BITS;
     /// The most [`ReadBatch`]es of one batch at a time.
     pub const MAX_READERS: u64 = READERS / READER;
@@ -243,8 +244,8 @@ impl<A> Batches<A> {
         unsafe { self.values.get(self.index(first)) }
     }
 
-    /// Adds `change`, modulo 2^64, to the word: the caller no longer reads the batch, or has it
-    /// begun. Returns the value if the batch is done and the caller was the last one.
+    /// Adds `change`, modulo 2^64, to the word: the caller no longer reads the batch, or no longer
+    /// has it begun. Returns the value if the batch is done and the caller was the last one.
     #[inline]
     fn release(&self, first: Seq, change: u64) -> Option<A> {
         let index = self.index(first);

@@ -123,8 +123,8 @@ pub trait Worker: Send {
     /// Prepares and applies requests, and performs their effects.
     fn process(&mut self) -> usize;
 
-    /// Sends frames, if no other worker does. A worker that `is_idle`, since the steps before found
-    /// nothing to do, also sends frames that others built.
+    /// Sends frames, if no other worker does. One that `is_idle`, since it found nothing to process
+    /// for some turns, sends all that are ready.
     fn transmit(&mut self, is_idle: bool) -> usize;
 
     /// Does what other workers are late with.

@@ -125,7 +125,7 @@ pub(crate) enum Access {
 /// The outcome of a step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The step performed something.
+    /// The step performed something, or found it done by another worker.
     Performed,
     /// The cursor passed work that is done, or is another worker's.
     Passed,

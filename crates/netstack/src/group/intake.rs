@@ -301,7 +301,8 @@ impl Intake {
         parsed
     }
 
-    /// Drops batches and results that are in no place yet; other workers parse those batches.
+    /// Drops batches and results that this worker has not handed over; other workers parse those
+    /// batches.
     pub(crate) fn abandon(&mut self, recycler: &mut FrameRecycler) {
         if let Some((_, batch)) = self.claimed.take() {
             recycler.put_batch(batch);

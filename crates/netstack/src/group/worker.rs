@@ -46,9 +46,11 @@ use crate::stats::EffectStats;
 use crate::time::Instant;
 use sending::SendWatch;
 
-/// After this many turns in a row without work, a worker also sends frames that others built.
+/// After this many turns in a row without work in [`process_log`](ReplicatedWorker::process_log), a
+/// worker sends without regard to the ends of chunks.
 pub(super) const IDLE_TURNS: u32 = 16;
-/// The most requests that are applied in one turn: about two batches of frames, if each frame is a
+/// Once a turn has applied this many requests at once, it takes no further ones that way; the most
+/// that it then applies with pending effects. About two batches of frames, if each frame is a
 /// request.
 const APPLY_BATCH: usize = 256;
 
@@ -74,8 +76,8 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     /// Next request to consider for preparing.
     prepared: Seq,
     /// About how many payload bytes its own requests have that are prepared and not performed. When
-    /// this reaches `ahead_bytes`, the worker prepares no more of its own, and claims no
-    /// frames unless a batch of any worker waits to be published.
+    /// this reaches `ahead_bytes`, the worker prepares no more of its own and claims no frames; it
+    /// parses and publishes only if a batch of any worker waits for that.
     pub(super) prepared_bytes: usize,
     /// How far its own share is performed.
     pub(crate) cursor: Cursor,
@@ -95,8 +97,8 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     pub(crate) recycler: FrameRecycler,
     /// The batch that it claimed and has not parsed, or has parsed and could not hand over yet.
     pub(crate) intake: Intake,
-    /// The time of its latest look at the device if that look found no frame, else
-    /// [`Instant::NEVER`].
+    /// The time of the turn in which it looked at the device and found no frame;
+    /// [`Instant::NEVER`] if its latest look found one.
     pub(crate) device_empty_at: Instant,
     /// Headers of the frames built last, for the next ones that have the same.
     pub(crate) template: Template,
@@ -179,8 +181,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
 
     /// Leaves solo mode first. Then, if this worker is active: claims a batch of frames, parses it,
     /// and publishes parsed batches, unless another worker has the receive pump. A worker that has
-    /// enough to do does so only if a batch waits to be published. With the pump, also autoscales
-    /// when that is due. Returns how much it did.
+    /// enough to do claims none, and does the rest only if a batch waits to be published. Returns how
+    /// many frames it claimed and what it published, added up.
     pub fn pump_in_turn(&mut self, now: Instant) -> usize {
         self.return_to_log();
         if !self.may_take_frames() {
@@ -206,7 +208,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.state == WorkerState::Active
     }
 
-    /// Takes the receive pump for one turn. `None` if another worker has it.
+    /// Takes the receive pump for one turn: publishes, autoscales when that is due, and wakes workers
+    /// if there is something for them. The pump uses this worker's recycler, so frames return to the
+    /// worker that needs them next. `None` if another worker has the pump.
     pub(crate) fn publish_parsed(&mut self, now: Instant) -> Option<usize> {
         let shared = &*self.shared;
         let mut rx_side = shared.rx.try_take()?;
@@ -247,7 +251,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     }
 
     /// [Claims](Self::claim) a batch, [parses](Self::parse) it, and [publishes](Self::publish).
-    /// `None` if another worker has the receive pump, or if this one is not active or has no
+    /// Returns the larger of what it claimed and what it published. `None` if another worker has the receive pump, or if this one is not active or has no
     /// replica.
     pub fn pump(&mut self, now: Instant) -> Option<usize> {
         let claimed = self.claim(now).unwrap_or(0);
@@ -458,7 +462,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
 
     /// Performs this worker's share, up to `most_frames` frames. Returns how many effects, or parts
     /// of them, that were, and why it ended: as many frames are built (`Performed`), nothing is
-    /// left up to the limit (`End`), or no frame or slot is free (`Blocked`).
+    /// left up to the limit (`End`), or another worker has begun the next piece (`Blocked`).
     fn perform_mine(&mut self, most_frames: u32) -> (usize, Step) {
         let mut done = 0;
         let limit = self.perform_limit();
@@ -485,8 +489,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     }
 
     /// Performs this worker's next effect, or the next frame of one. If there is none, or none can
-    /// be performed now, steals late work. Returns whether it performed or stole anything, or found
-    /// more of the log done by others.
+    /// be performed now, steals late work. Returns whether it performed or stole anything.
     pub fn perform(&mut self) -> bool {
         if self.handle_membership() {
             return false;
@@ -585,7 +588,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         Some(self.shared.tx.try_take()?.turn())
     }
 
-    /// Takes the transmit pump and sends one frame. `None` if another worker has it.
+    /// Takes the transmit pump and sends all control frames and one numbered frame. `None` if another
+    /// worker has it.
     pub fn send_one(&mut self) -> Option<usize> {
         Some(self.shared.tx.try_take()?.step())
     }

@@ -1,9 +1,10 @@
 //! The receive pump. It is not a thread: any worker may take it for a moment.
 //!
 //! It is the only publisher of a group's log. It samples every input that `apply` cannot compute:
-//! time, transmit credit, and the applications' cursors. It publishes parsed runs of segments, and
-//! handles datagrams and commands itself; the [`IpHost`] handles all other packets. The transmit
-//! pump is [`TxPump`](crate::io::tx::TxPump).
+//! time, transmit credit (how many frames `apply` may number), and the applications' cursors. It
+//! publishes parsed runs of segments, and handles datagrams, commands, and ICMP errors about
+//! connections itself; the [`IpHost`] handles all other packets. The transmit pump is
+//! [`TxPump`](crate::io::tx::TxPump).
 
 pub(crate) mod addresses;
 mod commands;
@@ -51,9 +52,10 @@ use echo::Echoes;
 use loopback::Loopback;
 pub(crate) use receiver::Receiver;
 
-/// The most frames that a thread handles with a pump before it releases the pump.
+/// The most frames of one batch without a log, the most numbered frames that one turn of the
+/// transmit pump sends, and the most connections whose progress one turn publishes.
 pub(crate) const BATCH: usize = 32;
-/// Requests for which frames leave room in the log: for time, credit and applications.
+/// Entries of the log that frames leave free: for time, credit and applications.
 pub(crate) const RESERVED: usize = 4;
 /// When a deadline is due, the maximum number of frames without a request that are handled before
 /// the time is published: about as many as a device gathers while the machine is suspended.
@@ -68,7 +70,7 @@ pub(crate) trait Log {
     fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run);
     /// Passes the runs that are no longer needed to `each`.
     fn reclaim(&mut self, each: &mut dyn FnMut(Run));
-    /// How many requests have been published.
+    /// A count that grows when requests are published; without a log, once for all that wait.
     fn published(&self) -> u64;
     /// The position below which all effects are performed that number no frames.
     fn performed(&mut self) -> u64;
@@ -77,7 +79,7 @@ pub(crate) trait Log {
 /// The batches that a receive pump publishes to a log `L`.
 pub(crate) trait Batches<L> {
     /// Publishes the requests of batches while the log has room. Returns how much was done, and
-    /// whether the device has no more frames.
+    /// whether time may go on: the device has no more frames, or none can be read now.
     fn publish(&mut self, pump: &mut RxPump, now: Instant, log: &mut L) -> (usize, bool);
 }
 
@@ -91,13 +93,13 @@ pub(crate) struct RxPump {
     /// The group of this pump, and the hash that maps flows to groups.
     group: GroupIndex,
     grouping: Grouping,
-    /// Whether payload may be stored before it is verified. Must not change: the pump keeps no
-    /// record of payload that it published otherwise.
+    /// Whether payload may be stored before it is verified. Must not change: payload that was
+    /// published without it is not counted in `Stream::published_end`.
     pub(crate) stores_ahead: bool,
     /// The frame recycler of the worker that holds the pump.
     pub(crate) recycler: FrameRecycler,
-    /// Parses reassembled datagrams. Also parses batches if the thread that claims them holds the
-    /// pump.
+    /// Parses packets that the pump has assembled or changed: reassembled datagrams, and frames whose
+    /// VLAN tag it removed. Also parses batches if the thread that claims them holds the pump.
     parser: Parser,
     loopback: Loopback,
     /// Indices of the frames of a batch that are not segments for us; empty between batches.
@@ -116,7 +118,7 @@ pub(crate) struct RxPump {
     pub(crate) stats: PumpStats,
 }
 
-/// The last published values that every request carries.
+/// The last published values of time and credit, which every request carries.
 #[derive(Default)]
 struct Published {
     time: Instant,
@@ -206,7 +208,8 @@ impl RxPump {
         self.group.count == 1 || self.grouping.group(flow) == self.group.index
     }
 
-    /// Whether a reassembled datagram is for this group; its fragments did not show that.
+    /// Whether a packet that the pump has assembled or changed is for this group; the frames that
+    /// arrived did not show that.
     fn is_for_this_group(&self, frame: &Frame) -> bool {
         match classify::target(&self.grouping, frame.bytes()) {
             Target::One(index) => index == usize::from(self.group.index),
@@ -214,9 +217,10 @@ impl RxPump {
         }
     }
 
-    /// One turn: handles the queues of applications and the frames of `batches`; publishes time or
-    /// credit if no other request carried them. `deadline` is the next deadline of the state.
-    /// Returns how much was done.
+    /// One turn: handles the queues of applications and the frames of `batches`. Publishes time or
+    /// credit if it did nothing else and the device is empty. If `deadline`, the next one of the
+    /// state, is due, handles waiting frames first, and returns if there may be more. Returns how much
+    /// was done.
     pub(crate) fn turn<L: Log>(
         &mut self,
         now: Instant,

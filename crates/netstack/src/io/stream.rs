@@ -33,7 +33,8 @@
 //! verified, before `apply` names it. For this it reserves bytes for one run each, and only bytes
 //! that no earlier request of the log can have named or stored: those at `published_end`. (Bytes
 //! after a gap could be reserved as well, but `apply` may refuse them, and a page would be touched
-//! for nothing.) `published_end` is never below the end of any published run. It starts at
+//! for nothing.) `published_end` is never below the end of any published run, up to the edge of what `apply`
+//! accepts. It starts at
 //! `app_read + length` of the moment when the pump first knew the connection, so all bytes of
 //! earlier runs are below it. The worker that determines the verdict of such a run makes the copy;
 //! it has begun the verdict, so no other worker does ([`dominoes::Verdicts::begin`]). Later
@@ -117,7 +118,8 @@ pub(crate) struct Stream {
 /// The values that the pump stores.
 #[derive(Default)]
 struct PumpSide {
-    /// No published run extends past this offset of the receive stream. 0 until the pump needs it.
+    /// Nothing that `apply` may accept of a published run lies past this offset of the receive
+    /// stream. 0 until the pump needs it.
     published_end: AtomicU64,
     /// Bytes of the send stream before this offset may have been lost with the memory of their
     /// ring; all of them had been released.

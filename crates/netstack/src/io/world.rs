@@ -846,7 +846,7 @@ impl World {
         true
     }
 
-    /// Queues used frames, which the pump returns to the device.
+    /// Queues used frames, which the worker that next claims frames returns to the device.
     pub(crate) fn give_back(&self, frames: &mut Vec<Frame>) {
         frames.drain(..).for_each(|frame| self.returned.push(frame));
         self.wake_pump();

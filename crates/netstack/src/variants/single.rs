@@ -20,8 +20,8 @@ use crate::state::apply::ReplicaState;
 use crate::stats::{EffectStats, PumpStats, WorkerStats};
 use crate::time::Instant;
 
-/// Deliveries are performed immediately and in order, so this need only cover the deliveries that
-/// can occur before the application next reads its stream.
+/// Deliveries are performed immediately and in order. A reader that finds its slots used again goes
+/// on at the newest delivery, so any number would do; it costs memory for each connection.
 const DELIVERY_SLOTS: usize = 128;
 
 /// A stack on one thread.

@@ -214,7 +214,7 @@ pub struct Deliver {
     pub stream_offset: u64,
     /// Number of this delivery within its connection, 0 on. All pieces of one request share it.
     pub delivery: u64,
-    /// End of the gapless part of the stream after this request.
+    /// End of the gapless part of the stream, after this request if it is the last piece.
     pub end: u64,
     /// Whether this is the request's last piece for the connection: now the delivery is complete.
     pub last: bool,

@@ -8,8 +8,8 @@
 //! `fast_path.rs`. The tests are in `tcp/tests/arriving.rs` and `tests/data/rfc9293_data.toml`;
 //! users read about the rule among the departures in the documentation of [`tcp`](super).
 //!
-//! Other files only demand an acknowledgment at once for other reasons ([`Tcb::ack_now`]): data
-//! out of order, a FIN, a window that opens. They ask whether one is due ([`Tcb::is_ack_due`]),
+//! Other files demand an acknowledgment at once for other reasons ([`Tcb::ack_now`]): data out of
+//! order, a FIN, a window that opens; a connection that closes owes none. They ask whether one is due ([`Tcb::is_ack_due`]),
 //! and report which frames carry an acknowledgment ([`Tcb::ack_is_numbered`]).
 
 use super::fields::field_variants;
