@@ -19,11 +19,14 @@ fn fields(tcb: &Tcb) -> FieldValues {
     all
 }
 
-/// The result of `seg` on the fast path.
+/// A step of a connection, and whether it is the one that is meant.
+type Step<'a> = &'a dyn Fn(&mut Tcb, &mut Cx<'_, Vec<Effect>>) -> bool;
+
+/// The result of a step.
 fn outcome(
     one_side: &OneSide,
     tcb: &Tcb,
-    seg: &Segment<'_>,
+    step: Step<'_>,
 ) -> (bool, PendingDelivery, Vec<Effect>, FieldValues) {
     let (mut tcb, mut out) = (tcb.clone(), Vec::new());
     let mut frames = FrameNumbers {
@@ -32,16 +35,21 @@ fn outcome(
     };
     let limits = OneSide::limits();
     let mut cx = Cx::new(one_side.now, &mut frames, &limits, &mut out);
-    let fast = tcb.try_fast_path(seg, &mut cx);
+    let fast = step(&mut tcb, &mut cx);
     let held = cx.pending_delivery;
     (fast, held, out, fields(&tcb))
 }
 
-/// The fields that `seg` writes, and those with a bit that changes its effect on others.
+/// The fields that `seg` touches on the fast path.
 fn touched(one_side: &OneSide, seg: &Segment<'_>) -> BTreeSet<&'static str> {
+    touched_by(one_side, &|tcb, cx| tcb.try_fast_path(seg, cx))
+}
+
+/// The fields that a step writes, and those with a bit that changes its effect on others.
+fn touched_by(one_side: &OneSide, step: Step<'_>) -> BTreeSet<&'static str> {
     let tcb = one_side.tcb();
     let before = fields(tcb);
-    let (fast, held, out, after) = outcome(one_side, tcb, seg);
+    let (fast, held, out, after) = outcome(one_side, tcb, step);
     assert!(fast);
     let changed = before.iter().zip(&after).filter(|(was, is)| was != is);
     let mut names: BTreeSet<_> = changed.map(|(_, is)| is.0).collect();
@@ -58,7 +66,7 @@ fn touched(one_side: &OneSide, seg: &Segment<'_>) -> BTreeSet<&'static str> {
         };
         // A value that no real connection has may cause a panic.
         let same = catch_unwind(AssertUnwindSafe(|| {
-            let (too, held_too, out_too, after_too) = outcome(one_side, &other, seg);
+            let (too, held_too, out_too, after_too) = outcome(one_side, &other, step);
             (too, held_too, out_too) == (true, held, out.clone())
                 && others(&after_too) == others(&after)
         }));
@@ -126,4 +134,23 @@ fn the_fast_path_touches_no_field_that_it_does_not_name() {
     let found = touched(&one_side, &ack);
     assert!(found.contains("snd.una_offset"), "{found:?}");
     check(&found, FOR_ACK);
+
+    // Receiving is a segment with data. Sending is an acknowledgment, or a write and its frames.
+    let data = Segment {
+        seq: one_side.tcb().rcv.nxt,
+        ack: one_side.tcb().snd.una,
+        ..payload
+    };
+    let receiving = touched(&one_side, &data);
+    let written = touched_by(&one_side, &|tcb, cx| {
+        tcb.progress(500, 8_000, cx);
+        tcb.finish(cx);
+        true
+    });
+    let sending = &found | &written;
+    // Of the 11 fields that receiving touches, sending touches 8: each frame has both numbers.
+    let shared = "rcv.limit rcv.nxt rcv.offset rcv.timestamps rcv.ts_recent snd.shift snd.una \
+                  tcb.fast_path";
+    assert_eq!(&receiving & &sending, shared.split(' ').collect());
+    assert_eq!(receiving.len(), 11, "{receiving:?}");
 }
