@@ -25,6 +25,7 @@ use std::{
 /// fn sync<T: Sync>() {}
 /// sync::<dominoes::Exclusive<std::rc::Rc<u32>>>();
 /// ```
+#[repr(C)] // A small value is in the cache line of the flag.
 pub struct Exclusive<T> {
     taken: AtomicBool,
     value: UnsafeCell<T>,

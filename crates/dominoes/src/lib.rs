@@ -211,9 +211,10 @@
 //! every step. `tests/adversarial.rs` has a test for each block of `unsafe`, with user code that
 //! panics, breaks contracts and reenters. `examples/stress.rs` joins, forks, leaves and panics
 //! under load, also under AddressSanitizer, ThreadSanitizer (`.ci/sanitize`) and Valgrind.
-//! `src/replicated/linearizable.rs` checks histories of random programs. Five files contain
-//! `unsafe`: `ring.rs`, `slots.rs`, `batches.rs`, `exclusive.rs` and `replicated/state_lock.rs`. The
-//! module documentation of `ring.rs`, `batches.rs` and `state_lock.rs` has the soundness arguments.
+//! `src/replicated/linearizable.rs` checks histories of random programs. Six files contain
+//! `unsafe`: `ring.rs`, `slots.rs`, `batches.rs`, `exclusive.rs`, and in `replicated` `state_lock.rs`
+//! and `barrier.rs`. The module documentation of `ring.rs`, `batches.rs` and `state_lock.rs` has the
+//! soundness arguments.
 #![deny(unsafe_code)]
 
 /// Compiles and runs the examples of the README.

@@ -101,10 +101,10 @@ impl<T: Send + Sync, W: Wait> Log<T, W> {
         self.ring.slots()
     }
 
-    /// The position below which everything is published, while there is one publisher.
+    /// The position below which everything is published, on a channel that never had two publishers.
     #[inline(always)]
     pub(crate) fn end(&self) -> Seq {
-        self.ring.tail()
+        self.ring.end()
     }
 
     /// Entries that the slowest subscription has not released at this moment.

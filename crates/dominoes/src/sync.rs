@@ -87,6 +87,18 @@ pub(crate) fn raise_before_loads(flag: &AtomicBool) -> bool {
     }
 }
 
+/// Changes a word from one value to another before every later SeqCst load of this thread, as
+/// [`raise_before_loads`] does. Returns false, and orders nothing, if it has another value.
+#[inline(always)]
+pub(crate) fn exchange_before_loads(word: &AtomicU8, from: u8, to: u8) -> bool {
+    // ORDERING: SeqCst, pairs with the one of `raise_before_loads` on the other thread.
+    let found = word.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed);
+    if cfg!(loom) {
+        fence(Ordering::SeqCst);
+    }
+    found.is_ok()
+}
+
 /// One iteration of a loop that waits for another thread.
 #[inline]
 pub(crate) fn spin_loop() {

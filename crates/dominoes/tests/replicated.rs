@@ -285,7 +285,7 @@ fn replicas_join_with_the_state_and_leave_and_their_handles_move() {
 #[test]
 fn handles_are_limited_and_their_places_are_used_again() {
     let (replicas, _) = sums(2, 8);
-    let handles: Vec<_> = (0..63).map(|_| replicas.handle_on(1).unwrap()).collect();
+    let handles: Vec<_> = (0..64).map(|_| replicas.handle_on(1).unwrap()).collect();
     let none = ReplicatedError::NoHandleLeft { replica: 1 };
     assert_eq!(replicas.handle_on(1).unwrap_err(), none);
     // The one with the fewest handles.

@@ -2,7 +2,7 @@
 
 use super::{
     ReplicatedError, StateMachine, WriteError,
-    replica::{Backoff, Shared},
+    replica::{Backoff, Core, Shared},
     state_lock::StateReader,
     steps::{Fault, is_planted, step},
 };
@@ -18,7 +18,7 @@ pub struct ReplicaHandle<M: StateMachine> {
     /// A second handle of the log, found with one step less.
     log: Log<M::Op, SpinYield>,
     replica: usize,
-    reader: StateReader<Option<M>>,
+    reader: StateReader<Option<M>, Core<M>>,
 }
 
 impl<M: StateMachine> ReplicaHandle<M> {
@@ -63,21 +63,22 @@ impl<M: StateMachine> ReplicaHandle<M> {
     fn try_write(&mut self, op: M::Op) -> Result<M::Answer, WriteError<M::Op>> {
         step("a write begins");
         let replica = &self.shared.replicas[self.replica];
-        if let Some(core) = replica.try_core() {
-            return self.shared.combine(self.replica, core, op);
+        let place = self.reader.place();
+        if let Some(core) = replica.try_core(place) {
+            return self.shared.combine(self.replica, core, place, op);
         }
-        let post = &*replica.posts[self.reader.place()];
+        let post = &*replica.posts[place];
         post.put(op);
         let mut backoff = Backoff::new();
         loop {
             if let Some(answer) = post.take_answer() {
                 return answer;
             }
-            match replica.try_core() {
+            match replica.try_core(place) {
                 Some(core) => {
                     // None if the last combiner has answered.
                     if let Some(op) = post.withdraw() {
-                        return self.shared.combine(self.replica, core, op);
+                        return self.shared.combine(self.replica, core, place, op);
                     }
                 }
                 None => backoff.wait(),
@@ -187,18 +188,24 @@ impl<M: StateMachine> ReplicaHandle<M> {
     ) -> Result<R, ReplicatedError> {
         let mut backoff = Backoff::new();
         loop {
-            let why = match self.shared.advance(self.replica) {
-                Ok(core) => {
-                    // While this thread holds the core, no writer is there.
+            let why = match self.shared.advance(self.replica, self.reader.place()) {
+                Ok(Some(core)) => {
+                    // The fingerprint of the applied state may differ from the majority's.
+                    let is_right = !self.shared.replicas[self.replica].state.is_suspect();
+                    if is_right && let Some(state) = &*core.into_reader(&mut self.reader) {
+                        return Ok(read(state));
+                    }
+                    continue;
+                }
+                Ok(None) => {
+                    backoff.wait();
+                    // The thread that has the core may have applied enough.
                     if self.reader.position() >= tail
                         && self.reader.is_open()
                         && let Some(state) = self.reader.try_read()
                         && let Some(state) = &*state
                     {
                         return Ok(read(state));
-                    }
-                    if core.is_none() {
-                        backoff.wait();
                     }
                     continue;
                 }

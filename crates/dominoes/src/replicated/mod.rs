@@ -19,7 +19,8 @@
 //!   [`read`](ReplicaHandle::read) each take effect at one moment between call and return: a write
 //!   when it is published, a read when its replica reached the tail that the read saw.
 //! - *Readers* of one replica do not wait for each other, and write to no cache line that another
-//!   core reads. They wait only for the writer of the replica that they read, and it for them.
+//!   core reads. They wait only for the writer of the replica that they read, and it for them. On
+//!   Linux a read has no locked instruction unless another thread writes to the same replica.
 //! - *Bounded.* The log has a fixed capacity. A write that finds it full applies it to the slowest
 //!   replica. If that is impossible, because a reader holds that replica or it is being copied,
 //!   the write fails after [`ReplicatedBuilder::patience`] and names the replica.
@@ -44,6 +45,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod barrier;
 mod builder;
 mod collections;
 mod handle;
@@ -89,7 +91,7 @@ pub enum ReplicatedError {
         /// The allowed values.
         allowed: &'static str,
     },
-    /// The replica has 63 handles already.
+    /// The replica has 64 handles already.
     NoHandleLeft {
         /// The replica.
         replica: usize,
@@ -134,7 +136,7 @@ impl fmt::Display for ReplicatedError {
         use ReplicatedError::*;
         match self {
             OutOfRange { field, allowed } => write!(f, "`{field}` must be {allowed}"),
-            NoHandleLeft { replica } => write!(f, "replica {replica} has 63 handles already"),
+            NoHandleLeft { replica } => write!(f, "replica {replica} has 64 handles already"),
             NoReplicaSlot => f.write_str("every slot for a replica is taken"),
             Left { replica } => write!(f, "replica {replica} has left"),
             LastReplica => f.write_str("the last replica cannot leave"),

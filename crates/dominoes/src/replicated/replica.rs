@@ -7,12 +7,12 @@
 
 use super::{
     ReplicatedError, StateMachine, WriteError,
-    state_lock::{MAX_READERS, StateLock, StateReader},
+    state_lock::{CoreGuard, MAX_READERS, StateLock},
     steps::{Fault, is_planted, step},
 };
 use crate::{
-    Exclusive, ExclusiveGuard, Fingerprints, Log, Publisher, Seq, SpinYield, Subscription,
-    sync::{Arc, AtomicU8, AtomicU64, Ordering, thread},
+    Exclusive, Fingerprints, Log, Publisher, Seq, SpinYield, Subscription,
+    sync::{Arc, AtomicU8, AtomicU64, Ordering, spin_loop, thread},
     wait::pause,
 };
 use crossbeam_utils::CachePadded;
@@ -25,7 +25,8 @@ use std::{
 /// Looks at a state lock that readers hold, before a thread that helps another replica gives up.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 200 };
 
-/// Waits a little, and longer each time.
+/// Waits a few nanoseconds, twice as long each time, and then yields the core. The first waits are
+/// as short as most reads and writes.
 pub(super) struct Backoff(u32);
 
 impl Backoff {
@@ -35,9 +36,9 @@ impl Backoff {
 
     pub(super) fn wait(&mut self) {
         step("a thread waits");
-        if self.0 < 8 && !cfg!(loom) {
+        if self.0 < 7 && !cfg!(loom) {
+            (0..1 << self.0).for_each(|_| spin_loop());
             self.0 += 1;
-            pause();
         } else {
             thread::yield_now();
         }
@@ -161,16 +162,17 @@ impl<M: StateMachine> Post<M> {
 pub(super) struct Core<M: StateMachine> {
     /// Where the replica is in the log; `None` if it has no state.
     subscription: Option<Subscription<M::Op, SpinYield>>,
-    /// Reads the state while no writer is there, to clone it.
-    reader: StateReader<Option<M>>,
-    /// Operations that are not published yet, and the posts that they are from.
+    /// Operations of others that are not published yet, and the posts that they are from.
     batch: Vec<M::Op>,
-    owners: Vec<Option<usize>>,
+    owners: Vec<usize>,
 }
 
+/// A replica's state, `None` if it has none, and its core.
+pub(super) type Lock<M> = StateLock<Option<M>, Core<M>>;
+pub(super) type Holder<'a, M> = CoreGuard<'a, Option<M>, Core<M>>;
+
 pub(super) struct LocalReplica<M: StateMachine> {
-    pub(super) core: CachePadded<Exclusive<Core<M>>>,
-    pub(super) state: Arc<StateLock<Option<M>>>,
+    pub(super) state: Arc<Lock<M>>,
     /// By the place of the handle's reader.
     pub(super) posts: Box<[CachePadded<Post<M>>]>,
     status: AtomicU8,
@@ -180,19 +182,13 @@ pub(super) struct LocalReplica<M: StateMachine> {
 
 impl<M: StateMachine> LocalReplica<M> {
     pub(super) fn new() -> Self {
-        let state = Arc::new(StateLock::new(None));
-        let Some(reader) = StateReader::of(&state) else {
-            unreachable!("a new lock has no readers");
-        };
         let core = Core {
             subscription: None,
-            reader,
             batch: Vec::with_capacity(MAX_READERS),
             owners: Vec::with_capacity(MAX_READERS),
         };
         LocalReplica {
-            core: CachePadded::new(Exclusive::new(core)),
-            state,
+            state: Arc::new(StateLock::new(None, core)),
             posts: (0..MAX_READERS)
                 .map(|_| CachePadded::new(Post::new()))
                 .collect(),
@@ -205,27 +201,25 @@ impl<M: StateMachine> LocalReplica<M> {
         ReplicaStatus::of(self.status.load(Ordering::Relaxed))
     }
 
-    /// The core, unless another thread has it.
-    pub(super) fn try_core(&self) -> Option<ExclusiveGuard<'_, Core<M>>> {
-        if self.awaited.load(Ordering::Relaxed) > 0 {
-            // Handles that read and write all the time would hardly leave it to others.
-            thread::yield_now();
+    /// The core for the handle with this place, unless another thread has it or awaits it.
+    #[inline]
+    pub(super) fn try_core(&self, place: usize) -> Option<Holder<'_, M>> {
+        match self.awaited.load(Ordering::Relaxed) {
+            0 => self.state.try_take(Some(place)),
+            _ => None,
         }
-        self.core.try_take()
     }
 
-    /// Waits for the core for as long as `wanted` returns true.
-    pub(super) fn await_core(
-        &self,
-        wanted: impl Fn() -> bool,
-    ) -> Option<ExclusiveGuard<'_, Core<M>>> {
+    /// Waits for the core for as long as `wanted` returns true. Handles leave it to this thread: as
+    /// they read and write all the time, it would hardly ever find the core free.
+    pub(super) fn await_core(&self, wanted: impl Fn() -> bool) -> Option<Holder<'_, M>> {
         let mut backoff = Backoff::new();
         self.awaited.fetch_add(1, Ordering::Relaxed);
         let core = loop {
             if !wanted() {
                 break None;
             }
-            if let Some(core) = self.core.try_take() {
+            if let Some(core) = self.state.try_take(None) {
                 break Some(core);
             }
             backoff.wait();
@@ -297,7 +291,7 @@ impl<M: StateMachine> Shared<M> {
     }
 
     /// Waits for the core of a replica.
-    pub(super) fn core(&self, id: usize) -> ExclusiveGuard<'_, Core<M>> {
+    pub(super) fn core(&self, id: usize) -> Holder<'_, M> {
         let core = self.replicas[id].await_core(|| true);
         core.expect("it waits until it has the core")
     }
@@ -305,35 +299,34 @@ impl<M: StateMachine> Shared<M> {
     fn place_state(
         &self,
         id: usize,
-        core: &mut Core<M>,
+        core: &mut Holder<'_, M>,
         state: M,
         subscription: Subscription<M::Op, SpinYield>,
     ) {
-        let replica = &self.replicas[id];
         let position = subscription.position();
-        let mut backoff = Backoff::new();
-        let write = replica.state.write(|| {
-            backoff.wait();
-            true
-        });
-        let mut write = write.expect("the holder of the core is the only writer");
-        let before = write.replace(state);
-        write.set_position(position);
-        write.clear_suspicion();
-        drop(write);
+        let before = Self::replace(core, Some(state));
+        core.set_position(position);
+        core.clear_suspicion();
         core.subscription = Some(subscription);
-        replica.set_status(ReplicaStatus::Active);
+        self.replicas[id].set_status(ReplicaStatus::Active);
         drop_quietly(before);
     }
 
-    /// Takes the state of a replica away, and its place in the log.
-    pub(super) fn remove_state(&self, id: usize, core: &mut Core<M>, status: ReplicaStatus) {
+    /// Replaces a state once its readers have left. Readers of the old one stay out until the core
+    /// is released.
+    fn replace(core: &mut Holder<'_, M>, state: Option<M>) -> Option<M> {
         let mut backoff = Backoff::new();
-        let write = self.replicas[id].state.write(|| {
+        let write = core.write(|| {
             backoff.wait();
             true
         });
-        let state = write.and_then(|mut write| write.take());
+        let (place, _) = write.expect("it waits for the readers");
+        std::mem::replace(place, state)
+    }
+
+    /// Takes the state of a replica away, and its place in the log.
+    pub(super) fn remove_state(&self, id: usize, core: &mut Holder<'_, M>, status: ReplicaStatus) {
+        let state = Self::replace(core, None);
         self.leave_log(id, core, status);
         drop_quietly(state);
     }
@@ -349,10 +342,11 @@ impl<M: StateMachine> Shared<M> {
 
     /// Applies everything published to a replica. Calls `answer` with each answer and its position.
     /// Returns false if readers kept the state.
+    #[inline]
     fn apply(
         &self,
         id: usize,
-        core: &mut Core<M>,
+        core: &mut Holder<'_, M>,
         readers: Readers,
         mut answer: impl FnMut(Seq, M::Answer),
     ) -> Result<bool, ReplicatedError> {
@@ -366,19 +360,19 @@ impl<M: StateMachine> Shared<M> {
         }
         step("a replica is to apply");
         let (mut looks, mut backoff) = (0, Backoff::new());
-        let write = self.replicas[id].state.write(|| {
+        let write = core.write(|| {
             looks += 1;
             backoff.wait();
             readers == Readers::Await || looks < LOOKS
         });
-        let Some(mut write) = write else {
+        let Some((place, inside)) = write else {
             return Ok(false);
+        };
+        let (Some(state), Some(subscription)) = (&mut *place, &mut inside.subscription) else {
+            return Ok(true);
         };
         let at = Cell::new(from);
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let Some(state) = &mut *write else {
-                return;
-            };
             let (head, rest) = subscription.slices(from, end);
             for op in head.iter().chain(rest) {
                 answer(at.get(), state.apply(op));
@@ -392,15 +386,13 @@ impl<M: StateMachine> Shared<M> {
         }));
         match outcome {
             Ok(()) => {
-                write.set_position(end);
-                drop(write);
                 subscription.advance_to(end);
+                core.set_position(end);
                 Ok(true)
             }
             Err(payload) => {
                 // No thread sees the state that the panic left.
-                let state = write.take();
-                drop(write);
+                let state = place.take();
                 drop_quietly(payload);
                 Counts::add(&self.counts.panicked);
                 self.leave_log(id, core, ReplicaStatus::Poisoned);
@@ -439,7 +431,7 @@ impl<M: StateMachine> Shared<M> {
 
     /// Copies the state of an active replica to one that has none. The others continue; the one
     /// that is copied answers only reads until that is done.
-    pub(super) fn adopt(&self, id: usize, core: &mut Core<M>) -> Result<(), ReplicatedError> {
+    pub(super) fn adopt(&self, id: usize, core: &mut Holder<'_, M>) -> Result<(), ReplicatedError> {
         let mut clone_panicked = None;
         for (from, replica) in self
             .replicas
@@ -448,20 +440,16 @@ impl<M: StateMachine> Shared<M> {
             .filter(|(from, _)| *from != id)
         {
             let is_source = || replica.is_active() && !replica.state.is_suspect();
-            let mut source = replica.await_core(is_source);
-            let Some(source) = source.as_deref_mut() else {
+            let Some(mut source) = replica.await_core(is_source) else {
                 continue;
             };
             // Its state is then beyond the operation at which the other may have panicked.
-            if self.apply(from, source, Readers::Await, |_, _| ()).is_err() {
+            let applied = self.apply(from, &mut source, Readers::Await, |_, _| ());
+            if applied.is_err() || replica.state.is_suspect() {
                 continue;
             }
-            let (Some(subscription), Some(state)) =
-                (&source.subscription, source.reader.try_read())
-            else {
-                continue;
-            };
-            let Some(state) = &*state else {
+            source.open();
+            let (Some(subscription), Some(state)) = (&source.subscription, source.state()) else {
                 continue;
             };
             match catch_unwind(AssertUnwindSafe(|| state.clone())) {
@@ -481,7 +469,7 @@ impl<M: StateMachine> Shared<M> {
     }
 
     /// Makes sure that the replica has a state that counts.
-    fn ready(&self, id: usize, core: &mut Core<M>) -> Result<(), ReplicatedError> {
+    fn ready(&self, id: usize, core: &mut Holder<'_, M>) -> Result<(), ReplicatedError> {
         let replica = &self.replicas[id];
         if replica.state.is_suspect() && replica.is_active() {
             self.remove_state(id, core, ReplicaStatus::Poisoned);
@@ -497,13 +485,15 @@ impl<M: StateMachine> Shared<M> {
         }
     }
 
-    /// Applies everything published to this replica, if no other thread does. The guard that it
+    /// Applies everything published to this replica, for its handle with this place, if no other
+    /// thread does. The guard that it
     /// returns keeps other writers out.
     pub(super) fn advance(
         &self,
         id: usize,
-    ) -> Result<Option<ExclusiveGuard<'_, Core<M>>>, ReplicatedError> {
-        let Some(mut core) = self.replicas[id].try_core() else {
+        place: usize,
+    ) -> Result<Option<Holder<'_, M>>, ReplicatedError> {
+        let Some(mut core) = self.replicas[id].try_core(place) else {
             return Ok(None);
         };
         self.ready(id, &mut core)?;
@@ -511,67 +501,89 @@ impl<M: StateMachine> Shared<M> {
         Ok(Some(core))
     }
 
-    /// Publishes the caller's operation with all that other handles of the replica posted, and
-    /// applies the log up to there.
+    /// Publishes the caller's operation with all that the other handles of the replica posted, and
+    /// applies the log up to there. `place` is the caller's.
     pub(super) fn combine(
         &self,
         id: usize,
-        mut core: ExclusiveGuard<'_, Core<M>>,
+        core: Holder<'_, M>,
+        place: usize,
         own: M::Op,
     ) -> Result<M::Answer, WriteError<M::Op>> {
-        let posts = &self.replicas[id].posts;
+        let replica = &self.replicas[id];
         let mut batch = Combined {
-            posts,
-            core: &mut core,
+            posts: &replica.posts,
+            core,
         };
-        batch.collect(self.replicas[id].state.readers(), own, self.log.capacity());
-        if let Err(why) = self.ready(id, batch.core) {
-            return batch.refuse(why);
+        batch.collect(
+            replica.state.readers() & !(1 << place),
+            self.log.capacity() - 1,
+        );
+        if let Err(why) = self.ready(id, &mut batch.core) {
+            return batch.refuse(own, why);
         }
-        let first = match self.publish(id, batch.core) {
-            Ok(first) => first,
-            Err(why @ ReplicatedError::Stalled { .. }) => return batch.take_own(why),
-            Err(why) => return batch.refuse(why),
+        let (first, others) = match self.publish(id, &mut batch.core, own) {
+            Ok(published) => published,
+            Err((op, why @ ReplicatedError::Stalled { .. })) => {
+                return Err(WriteError { op: Some(op), why });
+            }
+            Err((own, why)) => return batch.refuse(own, why),
         };
         step("a combiner has published");
         let owners = std::mem::take(&mut batch.core.owners);
         let (mut own, mut answered) = (None, 0);
-        let outcome = self.apply(id, batch.core, Readers::Await, |seq, answer| {
-            let owner = seq
-                .checked_sub(first)
-                .and_then(|at| owners.get(at as usize));
-            answered += usize::from(owner.is_some());
-            match owner {
-                Some(Some(place)) => posts[*place].answer(Ok(answer)),
-                Some(None) => own = Some(answer),
-                None => {}
+        let outcome = self.apply(id, &mut batch.core, Readers::Await, |seq, answer| match seq
+            .wrapping_sub(first)
+        {
+            at if at < others => {
+                replica.posts[owners[at as usize]].answer(Ok(answer));
+                answered += 1;
             }
+            at if at == others => own = Some(answer),
+            _ => {}
         });
         batch.core.owners = owners;
         // Without an error, all are answered.
         let why = outcome.err().unwrap_or(ReplicatedError::NoReplicaLeft);
-        for place in batch.core.owners.drain(..).skip(answered).flatten() {
-            posts[place].answer(Err(WriteError { op: None, why }));
+        for place in batch.core.owners.drain(..).skip(answered) {
+            replica.posts[place].answer(Err(WriteError { op: None, why }));
         }
         own.ok_or(WriteError { op: None, why })
     }
 
-    /// Publishes the batch of a replica as one; makes room for it if the log is full. Returns the
-    /// position of the first operation.
-    fn publish(&self, id: usize, core: &mut Core<M>) -> Result<Seq, ReplicatedError> {
+    /// Publishes the batch of a replica and then `own`; makes room for them if the log is full.
+    /// Returns the position of the first operation and the length of the batch.
+    fn publish(
+        &self,
+        id: usize,
+        core: &mut Holder<'_, M>,
+        own: M::Op,
+    ) -> Result<(Seq, u64), (M::Op, ReplicatedError)> {
         let n = core.batch.len();
         let (mut backoff, mut since) = (Backoff::new(), None);
         loop {
             if let Some(mut publisher) = self.publisher.try_take() {
-                if publisher.has_room(n) {
+                if publisher.has_room(n + 1) {
                     let first = publisher.next_seq();
-                    let published = publisher.try_publish_all(core.batch.drain(..));
-                    debug_assert!(published.is_ok(), "there is room, and the log stays open");
-                    return Ok(first);
+                    if n > 0 {
+                        core.batch.push(own);
+                        let published = publisher.try_publish_all(core.batch.drain(..));
+                        debug_assert!(published.is_ok(), "there is room, and the log stays open");
+                    } else if let Err(full) = publisher.try_publish(own) {
+                        debug_assert!(false, "there is room, and the log stays open");
+                        return Err((full.into_inner(), ReplicatedError::NoReplicaLeft));
+                    }
+                    return Ok((first, n as u64));
                 }
                 drop(publisher);
-                self.apply(id, core, Readers::Try, |_, _| ())?;
-                self.make_room(Some(id), &mut since)?;
+                // Readers may come while this thread waits.
+                core.open();
+                let applied = self.apply(id, core, Readers::Try, |_, _| ());
+                let room = applied.and_then(|_| self.make_room(Some(id), &mut since));
+                if let Err(why) = room {
+                    return Err((own, why));
+                }
+                core.open();
             }
             backoff.wait();
         }
@@ -591,7 +603,7 @@ impl<M: StateMachine> Shared<M> {
         };
         let before = self.replicas[slowest].state.position();
         if own != Some(slowest)
-            && let Some(mut core) = self.replicas[slowest].core.try_take()
+            && let Some(mut core) = self.replicas[slowest].state.try_take(None)
         {
             // After a panic the replica leaves the log, which makes room, too.
             let applied = self.apply(slowest, &mut core, Readers::Try, |_, _| ());
@@ -608,18 +620,16 @@ impl<M: StateMachine> Shared<M> {
     }
 }
 
-/// Operations that a combiner has taken, the caller's first. When it is dropped, operations not
-/// published return to their posts, whose handles then try again.
+/// Operations that a combiner has taken from others. When it is dropped, those not published return
+/// to their posts, whose handles then try again.
 struct Combined<'a, M: StateMachine> {
     posts: &'a [CachePadded<Post<M>>],
-    core: &'a mut Core<M>,
+    core: Holder<'a, M>,
 }
 
 impl<M: StateMachine> Combined<'_, M> {
-    /// Takes the caller's operation and those posted in `places`, at most `most`.
-    fn collect(&mut self, mut places: u64, own: M::Op, most: usize) {
-        self.core.batch.push(own);
-        self.core.owners.push(None);
+    /// Takes the operations posted in `places`, at most `most`.
+    fn collect(&mut self, mut places: u64, most: usize) {
         while places != 0 && self.core.batch.len() < most {
             let place = places.trailing_zeros() as usize;
             places &= places - 1;
@@ -627,43 +637,50 @@ impl<M: StateMachine> Combined<'_, M> {
                 continue;
             };
             if is_planted(Fault::LostCombiner)
-                && let Some(state) = self.core.reader.try_read()
-                && let Some(mut copy) = state.clone()
+                && let Some(mut copy) = self.core.state().clone()
             {
                 self.posts[place].answer(Ok(copy.apply(&op)));
                 continue;
             }
             self.core.batch.push(op);
-            self.core.owners.push(Some(place));
+            self.core.owners.push(place);
         }
     }
 
     /// Refuses all operations, none of which is published. Returns the caller's.
-    fn refuse(&mut self, why: ReplicatedError) -> Result<M::Answer, WriteError<M::Op>> {
-        let mut own = None;
-        for (op, owner) in self.core.batch.drain(..).zip(self.core.owners.drain(..)) {
-            match owner {
-                Some(place) => self.posts[place].answer(Err(WriteError { op: Some(op), why })),
-                None => own = Some(op),
-            }
+    fn refuse(mut self, own: M::Op, why: ReplicatedError) -> Result<M::Answer, WriteError<M::Op>> {
+        let core = &mut *self.core;
+        for (op, place) in core.batch.drain(..).zip(core.owners.drain(..)) {
+            self.posts[place].answer(Err(WriteError { op: Some(op), why }));
         }
-        Err(WriteError { op: own, why })
-    }
-
-    /// Refuses the caller's operation only.
-    fn take_own(&mut self, why: ReplicatedError) -> Result<M::Answer, WriteError<M::Op>> {
-        self.core.owners.remove(0);
-        let op = Some(self.core.batch.remove(0));
+        let op = Some(own);
         Err(WriteError { op, why })
     }
 }
 
 impl<M: StateMachine> Drop for Combined<'_, M> {
+    #[inline]
     fn drop(&mut self) {
-        for (op, owner) in self.core.batch.drain(..).zip(self.core.owners.drain(..)) {
-            if let Some(place) = owner {
-                self.posts[place].give_back(op);
-            }
+        let core = &mut *self.core;
+        for (op, place) in core.batch.drain(..).zip(core.owners.drain(..)) {
+            self.posts[place].give_back(op);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn handles_leave_the_core_to_a_thread_that_awaits_it() {
+        let replica = LocalReplica::<BTreeMap<u8, u8>>::new();
+        let handle = || replica.try_core(0);
+        assert!(handle().is_some());
+        let core = replica.await_core(|| handle().is_none());
+        assert!(core.is_some(), "the handle has it");
+        drop(core);
+        assert!(handle().is_some());
     }
 }
