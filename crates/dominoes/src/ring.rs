@@ -705,8 +705,13 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
             // ORDERING: Release fence before the relaxed stores of lap bytes, pairs with the
             // Acquire fence in `Ring::walk`.
             fence(Ordering::Release);
-            for seq in seq..seq + n {
-                self.ring.laps[self.ring.index(seq)].store(self.ring.lap(seq), STORE_AFTER_FENCE);
+            let (index, lap) = (self.ring.index(seq), self.ring.lap(seq));
+            let head = (n as usize).min(self.ring.laps.len() - index);
+            for byte in &self.ring.laps[index..index + head] {
+                byte.store(lap, STORE_AFTER_FENCE);
+            }
+            for byte in &self.ring.laps[..n as usize - head] {
+                byte.store(lap.wrapping_add(1), STORE_AFTER_FENCE);
             }
             self.ring.entries.notify();
         }
