@@ -2,17 +2,18 @@
 //! histories.
 
 use dominoes::replicated::{
-    MapOp, ReplicaStatus, Replicated, ReplicatedError, ReplicatedStats, StateMachine, WriteError,
+    MapOp, Pieces, ReplicaStatus, Replicated, ReplicatedError, ReplicatedStats, StateMachine,
+    WriteError,
 };
 use std::{
     collections::{BTreeMap, HashMap},
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// What the next calls of the user's code do.
@@ -484,4 +485,148 @@ fn threads_write_and_read_while_replicas_fail_join_and_leave() {
     let stats = replicas.stats();
     println!("{stats:?}");
     assert_eq!((stats.diverged, stats.undecided), (0, 0));
+}
+
+/// Called as each piece is copied, and for each operation that the copy takes in.
+type Hook = Arc<Mutex<Box<dyn FnMut(&'static str) + Send>>>;
+
+/// Numbers that are copied one at a time.
+#[derive(Clone)]
+struct Tiles([u64; 3], Hook);
+
+impl StateMachine for Tiles {
+    type Op = (usize, u64);
+    type Answer = u64;
+    fn apply(&mut self, (tile, n): &(usize, u64)) -> u64 {
+        self.0[*tile] = self.0[*tile] * 10 + n;
+        self.0[*tile]
+    }
+    fn pieces<'a>(&self) -> Option<Box<dyn Pieces<Self> + 'a>>
+    where
+        Self: 'a,
+    {
+        let copied = Vec::new();
+        Some(Box::new(FirstTiles(copied, self.1.clone())))
+    }
+}
+
+struct FirstTiles(Vec<u64>, Hook);
+
+impl Pieces<Tiles> for FirstTiles {
+    fn copy(&mut self, state: &Tiles) -> bool {
+        self.0.push(state.0[self.0.len()]);
+        self.1.lock().unwrap()("a piece");
+        self.0.len() == state.0.len()
+    }
+    fn apply(&mut self, (tile, n): &(usize, u64)) {
+        if let Some(tile) = self.0.get_mut(*tile) {
+            *tile = *tile * 10 + n;
+        }
+        self.1.lock().unwrap()("an operation");
+    }
+    fn finish(self: Box<Self>) -> Tiles {
+        Tiles([self.0[0], self.0[1], self.0[2]], self.1)
+    }
+}
+
+#[test]
+fn while_a_replica_is_copied_in_pieces_all_others_are_written() {
+    let hook: Hook = Arc::new(Mutex::new(Box::new(|_| ())));
+    let builder = Replicated::builder(Tiles([1, 2, 3], hook.clone()));
+    let replicas = builder.replicas(2).slots(3).capacity(4).build().unwrap();
+    let mut source = replicas.handle_on(0).unwrap();
+    let mut other = replicas.handle_on(1).unwrap();
+    let (mut pieces, mut operations) = (0, 0);
+    *hook.lock().unwrap() = Box::new(move |at| match at {
+        "a piece" => {
+            pieces += 1;
+            // This one, the previous one, and the next one.
+            for tile in 0..3 {
+                other.write((tile, pieces)).unwrap();
+            }
+            assert!(source.read_stale(|state| state.0[2]).is_ok());
+        }
+        _ => {
+            operations += 1;
+            // The first after each piece: no thread has the source or awaits it.
+            if [1, 5].contains(&operations) {
+                source.write((1, 9)).unwrap();
+            }
+        }
+    });
+    assert_eq!(replicas.join(), Ok(2));
+    *hook.lock().unwrap() = Box::new(|_| ());
+    let mut joined = replicas.handle_on(2).unwrap();
+    let mut first = replicas.handle_on(0).unwrap();
+    let expected = [1_123, 219_293, 3_123];
+    assert_eq!(joined.read(|state| state.0), Ok(expected));
+    assert_eq!(first.read(|state| state.0), Ok(expected));
+
+    // A panic ends the join and nothing else.
+    replicas.leave(2).unwrap();
+    *hook.lock().unwrap() = Box::new(|_| fail());
+    let join = replicas.join();
+    assert!(matches!(join, Err(ReplicatedError::ClonePanicked { .. })));
+    assert_eq!(first.write((0, 4)), Ok(11_234));
+}
+
+/// Joins a replica to a map with this many entries of 64 bytes, while two threads write to it.
+/// Returns how long that took, and how long the longest write.
+fn join_large(entries: u64) -> (Duration, Duration) {
+    let map: BTreeMap<u64, [u64; 7]> = (0..entries).map(|key| (2 * key, [key; 7])).collect();
+    let replicas = Replicated::builder(map).replicas(2).slots(3);
+    let replicas = replicas.build().unwrap();
+    let (ends, begun) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (took, longest) = thread::scope(|scope| {
+        let writers: Vec<_> = (0..2)
+            .map(|replica| {
+                let (mut handle, ends, begun) =
+                    (replicas.handle_on(replica).unwrap(), &ends, &begun);
+                scope.spawn(move || {
+                    let (mut x, mut longest) = (1 + replica as u64, Duration::ZERO);
+                    while !ends.load(Ordering::Relaxed) {
+                        x = x.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                        let key = (x >> 32) % (2 * entries);
+                        let op = match x >> 20 & 3 {
+                            0 => MapOp::Remove(key),
+                            _ => MapOp::Insert(key, [x; 7]),
+                        };
+                        let begin = Instant::now();
+                        handle.write(op).unwrap();
+                        longest = longest.max(begin.elapsed());
+                        begun.fetch_add(1, Ordering::Relaxed);
+                    }
+                    longest
+                })
+            })
+            .collect();
+        while begun.load(Ordering::Relaxed) < 100 {
+            thread::yield_now();
+        }
+        let begin = Instant::now();
+        assert_eq!(replicas.join(), Ok(2));
+        let took = begin.elapsed();
+        ends.store(true, Ordering::Relaxed);
+        let longest = writers.into_iter().map(|writer| writer.join().unwrap());
+        (took, longest.max().unwrap())
+    });
+    let mut joined = replicas.handle_on(2).unwrap();
+    let mut source = replicas.handle_on(0).unwrap();
+    let is_equal = joined.read(|joined| source.read(|source| joined == source));
+    assert_eq!(is_equal, Ok(Ok(true)));
+    (took, longest)
+}
+
+#[test]
+fn a_large_map_is_copied_in_pieces_while_two_threads_write() {
+    let (took, longest) = join_large(400_000);
+    println!("400,000 entries: joined in {took:?}, longest write {longest:?}");
+}
+
+/// A gigabyte in each of three replicas.
+#[test]
+#[ignore = "needs 4 GB and half a minute"]
+fn a_gigabyte_is_copied_in_pieces_while_two_threads_write() {
+    let (took, longest) = join_large(12_000_000);
+    println!("12,000,000 entries: joined in {took:?}, longest write {longest:?}");
 }

@@ -78,6 +78,30 @@ pub trait StateMachine: Clone + Send + Sync {
     /// Changes the state. It must be deterministic: it reads the state and the operation, and
     /// nothing else, so that all replicas that apply the same operations are equal.
     fn apply(&mut self, op: &Self::Op) -> Self::Answer;
+
+    /// Begins a copy of this state for a replica that joins or is repaired. By default, `None`, the
+    /// state is cloned at once, and handles of the replica that is copied only read meanwhile. A
+    /// large state is better copied in pieces, between which they write.
+    fn pieces<'a>(&self) -> Option<Box<dyn Pieces<Self> + 'a>>
+    where
+        Self: 'a,
+    {
+        None
+    }
+}
+
+/// A copy of a state, made piece by piece while the state changes.
+pub trait Pieces<M: StateMachine>: Send {
+    /// Copies the next piece of the state as it is now. Returns whether it was the last one.
+    fn copy(&mut self, state: &M) -> bool;
+
+    /// Takes in an operation that the state applied after the last piece was copied: changes those
+    /// parts of the copy that later pieces do not replace. Called in the order of the log, and not
+    /// after the last piece. It must not use a handle, which may wait for the copy.
+    fn apply(&mut self, op: &M::Op);
+
+    /// The copy, which must be equal to the state that was passed to the last [`copy`](Self::copy).
+    fn finish(self: Box<Self>) -> M;
 }
 
 /// Why replicated state refuses a call.
@@ -257,8 +281,8 @@ impl<M: StateMachine> Replicated<M> {
     }
 
     /// Adds a replica with a copy of another one's state, and returns its number. While the state
-    /// is cloned, other replicas are read and written; the one that is copied is only read, as of
-    /// that moment, and writers wait once the log is full.
+    /// or a [piece](StateMachine::pieces) of it is copied, other replicas are read and written; the
+    /// one that is copied is only read, as of that moment, and writers wait once the log is full.
     ///
     /// # Errors
     /// If [`ReplicatedBuilder::slots`] replicas are there, cloning panics, or no replica is left.

@@ -6,7 +6,7 @@
 //! two threads wait for each other.
 
 use super::{
-    ReplicatedError, StateMachine, WriteError,
+    Pieces, ReplicatedError, StateMachine, WriteError,
     state_lock::{CoreGuard, MAX_READERS, StateLock},
     steps::{Fault, is_planted, step},
 };
@@ -30,13 +30,16 @@ const LOOKS: u32 = if cfg!(loom) { 1 } else { 200 };
 pub(super) struct Backoff(u32);
 
 impl Backoff {
+    /// Waits before the first yield.
+    const SPINS: u32 = if cfg!(loom) { 0 } else { 7 };
+
     pub(super) fn new() -> Self {
         Backoff(0)
     }
 
     pub(super) fn wait(&mut self) {
         step("a thread waits");
-        if self.0 < 7 && !cfg!(loom) {
+        if self.0 < Self::SPINS {
             (0..1 << self.0).for_each(|_| spin_loop());
             self.0 += 1;
         } else {
@@ -212,7 +215,7 @@ impl<M: StateMachine> LocalReplica<M> {
 
     /// Waits for the core for as long as `wanted` returns true. Handles leave it to this thread: as
     /// they read and write all the time, it would hardly ever find the core free.
-    pub(super) fn await_core(&self, wanted: impl Fn() -> bool) -> Option<Holder<'_, M>> {
+    pub(super) fn await_core(&self, mut wanted: impl FnMut() -> bool) -> Option<Holder<'_, M>> {
         let mut backoff = Backoff::new();
         self.awaited.fetch_add(1, Ordering::Relaxed);
         let core = loop {
@@ -235,6 +238,21 @@ impl<M: StateMachine> LocalReplica<M> {
     pub(super) fn is_active(&self) -> bool {
         self.status() == ReplicaStatus::Active
     }
+}
+
+/// A copy of a state, and its place in the log.
+type Copied<M> = (M, Subscription<<M as StateMachine>::Op, SpinYield>);
+
+/// Takes the operations published below `to` into a copy.
+fn follow<M: StateMachine>(
+    pieces: &mut (dyn Pieces<M> + '_),
+    subscription: &mut Subscription<M::Op, SpinYield>,
+    to: Seq,
+) {
+    let end = subscription.poll().min(to);
+    let (head, rest) = subscription.slices(subscription.position(), end);
+    head.iter().chain(rest).for_each(|op| pieces.apply(op));
+    subscription.advance_to(end);
 }
 
 /// Compares replicas by fingerprints of their states.
@@ -430,42 +448,71 @@ impl<M: StateMachine> Shared<M> {
     }
 
     /// Copies the state of an active replica to one that has none. The others continue; the one
-    /// that is copied answers only reads until that is done.
+    /// that is copied answers only reads while its state, or a piece of it, is copied.
     pub(super) fn adopt(&self, id: usize, core: &mut Holder<'_, M>) -> Result<(), ReplicatedError> {
-        let mut clone_panicked = None;
-        for (from, replica) in self
-            .replicas
-            .iter()
-            .enumerate()
-            .filter(|(from, _)| *from != id)
-        {
-            let is_source = || replica.is_active() && !replica.state.is_suspect();
-            let Some(mut source) = replica.await_core(is_source) else {
-                continue;
-            };
-            // Its state is then beyond the operation at which the other may have panicked.
-            let applied = self.apply(from, &mut source, Readers::Await, |_, _| ());
-            if applied.is_err() || replica.state.is_suspect() {
-                continue;
-            }
-            source.open();
-            let (Some(subscription), Some(state)) = (&source.subscription, source.state()) else {
-                continue;
-            };
-            match catch_unwind(AssertUnwindSafe(|| state.clone())) {
-                Ok(state) => {
-                    let fork = subscription.fork();
-                    let fork = fork.map_err(|_| ReplicatedError::NoReplicaSlot)?;
-                    self.place_state(id, core, state, fork);
+        let mut why = ReplicatedError::NoReplicaLeft;
+        for from in (0..self.replicas.len()).filter(|from| *from != id) {
+            match catch_unwind(AssertUnwindSafe(|| self.copy(from))) {
+                Ok(Some(copied)) => {
+                    let (state, subscription) = copied?;
+                    self.place_state(id, core, state, subscription);
                     return Ok(());
                 }
+                // It is none to copy from.
+                Ok(None) => {}
                 Err(payload) => {
                     drop_quietly(payload);
-                    clone_panicked = Some(ReplicatedError::ClonePanicked { replica: from });
+                    why = ReplicatedError::ClonePanicked { replica: from };
                 }
             }
         }
-        Err(clone_panicked.unwrap_or(ReplicatedError::NoReplicaLeft))
+        Err(why)
+    }
+
+    /// The core of an active replica, which has applied everything published. Readers may come.
+    /// Calls `wait` while another thread has the core.
+    fn source(&self, from: usize, mut wait: impl FnMut()) -> Option<Holder<'_, M>> {
+        let replica = &self.replicas[from];
+        let is_source = || replica.is_active() && !replica.state.is_suspect();
+        let mut source = replica.await_core(|| {
+            wait();
+            is_source()
+        })?;
+        // Its state is then beyond an operation at which the other may have panicked.
+        let applied = self.apply(from, &mut source, Readers::Await, |_, _| ());
+        if applied.is_err() || !is_source() {
+            return None;
+        }
+        source.open();
+        Some(source)
+    }
+
+    /// A copy of a replica's state and its place in the log. `None` if the replica has no state, or
+    /// loses it before the last piece is copied.
+    fn copy(&self, from: usize) -> Option<Result<Copied<M>, ReplicatedError>> {
+        let mut source = self.source(from, || ())?;
+        let Ok(mut fork) = source.subscription.as_ref()?.fork() else {
+            return Some(Err(ReplicatedError::NoReplicaSlot));
+        };
+        let state = source.state().as_ref()?;
+        let Some(mut pieces) = state.pieces() else {
+            return Some(Ok((state.clone(), fork)));
+        };
+        loop {
+            let is_whole = pieces.copy(source.state().as_ref()?);
+            drop(source);
+            if is_whole {
+                return Some(Ok((pieces.finish(), fork)));
+            }
+            follow(&mut *pieces, &mut fork, Seq::MAX);
+            // Handles that wait for the core look for it at least once in this time.
+            let mut backoff = Backoff::new();
+            (0..=Backoff::SPINS).for_each(|_| backoff.wait());
+            // The thread that has the core may wait for room in the log, and the copy holds it up.
+            source = self.source(from, || follow(&mut *pieces, &mut fork, Seq::MAX))?;
+            let position = source.subscription.as_ref()?.position();
+            follow(&mut *pieces, &mut fork, position);
+        }
     }
 
     /// Makes sure that the replica has a state that counts.
