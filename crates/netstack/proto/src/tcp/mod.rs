@@ -71,7 +71,8 @@
 //! - After a timeout, lost data is retransmitted at once, where F-RTO would try new data first
 //!   (RFC 5682 section 3.1, step 2.b); and F-RTO is used with SACK too.
 //! - BBR follows draft-ietf-ccwg-bbr-06, and needs SACK: a peer without it gets CUBIC (section
-//!   4.1.3.5.1 would estimate). A paced send that is late makes up for half of its own duration, as
+//!   4.1.3.5.1 would estimate). The pacing margin does not lower a rate that loss has lowered, or 1 %
+//!   of random loss would cost twice that in each round trip. A paced send that is late makes up for half of its own duration, as
 //!   on Linux, because timers do not fire early. A congestion mark (RFC 3168) counts
 //!   as a lost segment.
 //! - Without timestamps there are too few measurements for HyStart++ (RFC 9406), so slow start

@@ -1,12 +1,14 @@
 //! BBR (draft-ietf-ccwg-bbr-06), in integers: rates in bytes per second, gains in percent.
 //!
 //! BBR measures the delivery rate and the round trip of the path. The rate paces the data, and the
-//! product of both bounds the data in flight. BBR probes for more bandwidth every few seconds. Loss
-//! counts when it exceeds [`LOSS_PERCENT`] of the data in flight, so less random loss costs little.
-//! [`tcp`](crate::tcp) lists the departures.
+//! product of both bounds the data in flight. BBR probes for more bandwidth every few seconds. A
+//! probe ends when more than [`LOSS_PERCENT`] of the data in flight is lost. Between probes, each
+//! round trip with a loss lowers the rate to what arrived, so random loss costs as much as the
+//! rounds until the next probe have lost. [`tcp`](crate::tcp) lists the departures.
 
 use super::Algorithm;
 use super::delivery::{Delivery, RateSample, UNKNOWN};
+use crate::config::CongestionControl;
 use crate::hash::mix;
 use crate::seqnum::SeqNum;
 use crate::tcp::congestion::{Acked, WINDOW_MAX};
@@ -16,6 +18,9 @@ use crate::time::{Duration, Instant};
 
 /// BBR.LossThresh, percent of the bytes in flight (section 2.4).
 const LOSS_PERCENT: u64 = 2;
+
+/// Percent of the data that `CongestionControl::BbrLossy` lets the path lose.
+const LOSSY: u8 = 10;
 
 /// BBR.Beta, percent: what congestion leaves of a bound in a round trip (section 2.4).
 const BETA: u64 = 70;
@@ -153,6 +158,8 @@ pub(in crate::tcp) struct Bbr {
     probe: Probe,
     aggregation: Aggregation,
     undo: UndoLoss,
+    /// Percent of the data whose loss is no sign of congestion; 0 in the draft.
+    tolerated: u8,
     prior_cwnd: u32,
     /// A timeout reduced the window, and some loss is not repaired yet.
     after_timeout: bool,
@@ -165,7 +172,7 @@ pub(in crate::tcp) struct Bbr {
 
 fields!(Bbr, "bbr", {
     delivery, state, pacer, rounds, bandwidth, bounds, full_pipe, round_trip, losses, probe,
-    aggregation, undo, prior_cwnd, after_timeout, idle_restart, cwnd_limited, ran_out,
+    aggregation, undo, tolerated, prior_cwnd, after_timeout, idle_restart, cwnd_limited, ran_out,
 });
 
 /// Declares parts of the state, with the values that they begin with.
@@ -299,6 +306,17 @@ parts! {
 pub(super) type BoxedBbr = Box<Bbr>;
 
 impl Algorithm for BoxedBbr {
+    fn new(control: CongestionControl) -> Self {
+        let tolerated = match control {
+            CongestionControl::BbrLossy => LOSSY,
+            _ => 0,
+        };
+        Box::new(Bbr {
+            tolerated,
+            ..Bbr::default()
+        })
+    }
+
     /// [`Bbr::on_ack`] sets the window.
     fn slow_start(&mut self, _ack: &Acked, _initial: bool) -> Option<u32> {
         Some(0)
@@ -324,11 +342,6 @@ fn share(bytes: u32, percent: u64) -> u32 {
 fn volume(rate: u64, time: Duration) -> u32 {
     let bytes = u128::from(rate) * u128::from(time.as_nanos()) / 1_000_000_000;
     bytes.min(u128::from(WINDOW_MAX)) as u32
-}
-
-/// IsInflightTooHigh() of section 5.5.10.2.
-fn is_too_high(lost: u64, in_flight: u32) -> bool {
-    lost.saturating_mul(100) > u64::from(in_flight) * LOSS_PERCENT
 }
 
 impl Bbr {
@@ -374,14 +387,24 @@ impl Bbr {
         self.update_min_rtt(&rs, view.now);
         self.check_probe_rtt(&rs, view, &mut cwnd);
         if self.losses.loss_round_start {
-            self.bandwidth.bw_latest = rs.rate;
-            self.bounds.inflight_latest = volume_of(&rs);
+            (self.bandwidth.bw_latest, self.bounds.inflight_latest) =
+                self.delivered_or_tolerated(&rs);
         }
         self.bandwidth.bw = self.max_bw().min(self.bandwidth.bw_shortterm);
         let (gain, _) = self.state.gains();
         self.set_pacing_rate(gain, view.mss);
         self.set_send_quantum(view.mss);
         self.set_cwnd(&rs, view, initial, cwnd)
+    }
+
+    /// BBR.LossThresh, percent.
+    fn loss_percent(&self) -> u64 {
+        LOSS_PERCENT.max(u64::from(self.tolerated))
+    }
+
+    /// IsInflightTooHigh() of section 5.5.10.2.
+    fn is_too_high(&self, lost: u64, in_flight: u32) -> bool {
+        lost.saturating_mul(100) > u64::from(in_flight) * self.loss_percent()
     }
 
     /// BBR.max_bw.
@@ -392,12 +415,28 @@ impl Bbr {
     /// Section 5.5.10.3.
     fn update_latest_delivery_signals(&mut self, rs: &RateSample) {
         self.losses.loss_round_start = false;
-        self.bandwidth.bw_latest = self.bandwidth.bw_latest.max(rs.rate);
-        self.bounds.inflight_latest = self.bounds.inflight_latest.max(volume_of(rs));
+        let (rate, volume) = self.delivered_or_tolerated(rs);
+        self.bandwidth.bw_latest = self.bandwidth.bw_latest.max(rate);
+        self.bounds.inflight_latest = self.bounds.inflight_latest.max(volume);
         if rs.prior_delivered() >= Some(self.losses.loss_round_delivered) {
             self.losses.loss_round_delivered = self.delivery.delivered;
             self.losses.loss_round_start = true;
         }
+    }
+
+    /// RS.delivery_rate and RS.delivered, as if the tolerated part of the losses had arrived.
+    fn delivered_or_tolerated(&self, rs: &RateSample) -> (u64, u32) {
+        if self.tolerated == 0 || rs.delivered == 0 {
+            return (rs.rate, volume_of(rs.delivered));
+        }
+        let sent = rs.delivered.saturating_add(rs.lost);
+        let tolerated = sent.saturating_mul(u64::from(self.tolerated)) / 100;
+        let volume = rs.delivered.saturating_add(rs.lost.min(tolerated));
+        let rate = u128::from(rs.rate) * u128::from(volume) / u128::from(rs.delivered);
+        (
+            rate.min(u128::from(NO_RATE_BOUND)) as u64,
+            volume_of(volume),
+        )
     }
 
     /// Sections 5.5.5 and 5.5.10.3.
@@ -509,7 +548,7 @@ impl Bbr {
     /// Sections 5.3.1.1 and 5.3.1.3.
     fn check_startup_done(&mut self, rs: &RateSample, view: &PathView) {
         if self.losses.loss_round_start {
-            let too_high = is_too_high(rs.lost, rs.in_flight());
+            let too_high = self.is_too_high(rs.lost, rs.in_flight());
             if !self.full_pipe.full_bw_reached
                 && view.recovering
                 && self.losses.gaps >= STARTUP_GAPS
@@ -679,7 +718,7 @@ impl Bbr {
                 }
             }
         }
-        if !is_too_high(rs.lost, rs.in_flight()) && self.bounds.inflight_longterm != NO_BOUND {
+        if !self.is_too_high(rs.lost, rs.in_flight()) && self.bounds.inflight_longterm != NO_BOUND {
             self.bounds.inflight_longterm = self.bounds.inflight_longterm.max(rs.in_flight());
             if self.state == BbrState::ProbeBwUp {
                 self.probe_longterm_upward(rs, view);
@@ -789,10 +828,12 @@ impl Bbr {
         self.bdp(gain, view).max(MIN_PIPE * view.mss)
     }
 
-    /// SetPacingRateWithGain() of section 5.6.2; never below a segment in a second.
+    /// SetPacingRateWithGain() of section 5.6.2; never below a segment in a second. The margin is
+    /// below BBR.max_bw: below a bound that follows what arrives, it would lower that bound again
+    /// in each round trip with a loss.
     fn set_pacing_rate(&mut self, gain: u64, mss: u32) {
-        let rate =
-            u128::from(self.bandwidth.bw) * u128::from(gain * (100 - PACING_MARGIN)) / 10_000;
+        let most = u128::from(self.max_bw()) * u128::from(100 - PACING_MARGIN) / 100;
+        let rate = most.min(u128::from(self.bandwidth.bw_shortterm)) * u128::from(gain) / 100;
         let rate = rate.clamp(u128::from(mss), u128::from(NO_RATE_BOUND)) as u64;
         if self.full_pipe.full_bw_reached || rate > self.pacer.pacing_rate {
             self.pacer.pacing_rate = rate;
@@ -876,14 +917,15 @@ impl Bbr {
             return;
         };
         let lost = self.delivery.lost.saturating_sub(record.lost);
-        if !is_too_high(lost, record.in_flight) {
+        if !self.is_too_high(lost, record.in_flight) {
             return;
         }
         // InflightAtLoss().
         let before = record.in_flight.saturating_sub(len);
         let lost_before = lost.saturating_sub(u64::from(len));
-        let allowed = u64::from(before) * LOSS_PERCENT;
-        let prefix = allowed.saturating_sub(lost_before.saturating_mul(100)) / (100 - LOSS_PERCENT);
+        let percent = self.loss_percent();
+        let allowed = u64::from(before) * percent;
+        let prefix = allowed.saturating_sub(lost_before.saturating_mul(100)) / (100 - percent);
         let safe = before.saturating_add(prefix as u32);
         // HandleInflightTooHigh().
         self.probe.prev_probe_too_high = true;
@@ -1005,9 +1047,9 @@ impl Bbr {
     }
 }
 
-/// RS.delivered, at most a window.
-fn volume_of(rs: &RateSample) -> u32 {
-    rs.delivered.min(u64::from(WINDOW_MAX)) as u32
+/// At most a window.
+fn volume_of(bytes: u64) -> u32 {
+    bytes.min(u64::from(WINDOW_MAX)) as u32
 }
 
 #[cfg(test)]
@@ -1267,11 +1309,14 @@ mod tests {
 
     #[test]
     fn loss_below_the_threshold_costs_little() {
-        let mut path = Path::new();
-        path.lose = 100;
-        path.run(Duration::from_secs(1));
-        let used = path.run(Duration::from_secs(8)) * 100 / (8 * RATE);
-        assert!(used >= 80, "{used} %");
+        for (every, tolerated, least) in [(100, 0, 85), (20, LOSSY, 85)] {
+            let mut path = Path::new();
+            path.bbr.tolerated = tolerated;
+            path.lose = every;
+            path.run(Duration::from_secs(1));
+            let used = path.run(Duration::from_secs(8)) * 100 / (8 * RATE);
+            assert!(used >= least, "{used} % with one of {every} lost");
+        }
     }
 
     /// Section 5.5.10.2: max(InflightAtLoss, 0.7 * target).

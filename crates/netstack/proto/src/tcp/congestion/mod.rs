@@ -82,6 +82,14 @@ pub(super) struct Acked {
 /// acknowledgment during recovery, with a congestion mark, or while less than half the window
 /// is used. [`Bbr`], which also sets a rate, needs more than this trait.
 trait Algorithm {
+    /// The algorithm of a new connection with this setting.
+    fn new(_control: CongestionControl) -> Self
+    where
+        Self: Default + Sized,
+    {
+        Self::default()
+    }
+
     /// By how many bytes the window grows after `ack` in slow start; `None` ends slow start.
     /// `initial`: no loss has happened yet.
     fn slow_start(&mut self, ack: &Acked, _initial: bool) -> Option<u32> {
@@ -116,7 +124,7 @@ macro_rules! algorithms {
         impl Growth {
             fn new(control: CongestionControl) -> Self {
                 match control {
-                    $(CongestionControl::$control => Growth::$control($algorithm::default())),*
+                    $(CongestionControl::$control => Growth::$control(Algorithm::new(control))),*
                 }
             }
 
@@ -169,6 +177,7 @@ algorithms! {
     NewReno => Reno,
     Cubic => Cubic,
     Bbr => BoxedBbr,
+    BbrLossy => BoxedBbr,
 }
 
 impl Default for Growth {
@@ -294,14 +303,14 @@ impl Congestion {
     /// Whether BBR sets window and rate.
     #[inline]
     pub(super) const fn is_paced(&self) -> bool {
-        matches!(self.growth, Growth::Bbr(_))
+        matches!(self.growth, Growth::Bbr(_) | Growth::BbrLossy(_))
     }
 
     /// BBR, if it sets window and rate.
     #[inline]
     pub(super) fn bbr(&mut self) -> Option<&mut Bbr> {
         match &mut self.growth {
-            Growth::Bbr(bbr) => Some(bbr),
+            Growth::Bbr(bbr) | Growth::BbrLossy(bbr) => Some(bbr),
             _ => None,
         }
     }
@@ -310,10 +319,10 @@ impl Congestion {
     /// which needs SACK; without that, CUBIC replaces it.
     pub(super) fn begin_pacing(&mut self, now: Instant, srtt: Duration, mss: u32, has_sack: bool) {
         let cwnd = self.cwnd;
-        match &mut self.growth {
-            Growth::Bbr(bbr) if has_sack => bbr.begin(now, srtt, cwnd, mss),
-            Growth::Bbr(_) => self.growth = Growth::new(CongestionControl::Cubic),
-            _ => {}
+        match self.bbr() {
+            Some(bbr) if has_sack => bbr.begin(now, srtt, cwnd, mss),
+            Some(_) => self.growth = Growth::new(CongestionControl::Cubic),
+            None => {}
         }
     }
 
@@ -332,7 +341,7 @@ impl Congestion {
     pub(super) fn set_by_bbr(&mut self, una: SeqNum, now: Instant, in_flight: u32, mss: u32) {
         let view = self.view(now, in_flight, mss);
         let is_repaired = una.at_or_after(self.recover);
-        if let Growth::Bbr(bbr) = &mut self.growth {
+        if let Growth::Bbr(bbr) | Growth::BbrLossy(bbr) = &mut self.growth {
             let mut view = view;
             if bbr.is_after_timeout() && is_repaired {
                 view.cwnd = bbr.on_recovered(view.cwnd);
@@ -545,7 +554,7 @@ impl Congestion {
             ssthresh,
             growth,
         } = *before;
-        if let Growth::Bbr(bbr) = &mut self.growth {
+        if let Growth::Bbr(bbr) | Growth::BbrLossy(bbr) = &mut self.growth {
             bbr.on_spurious();
             self.cwnd = bbr.on_recovered(self.cwnd);
         } else {
@@ -694,6 +703,7 @@ mod tests {
         let (cwnd, ssthresh) = (c.cwnd(), c.ssthresh());
         assert!(c.may_undo());
         for control in CongestionControl::ALL {
+            let mut c = c.clone();
             c.switch(*control);
             assert_eq!(c.growth.control(), *control);
             assert_eq!((c.cwnd(), c.ssthresh()), (cwnd, ssthresh));
