@@ -129,8 +129,14 @@ impl Builder {
         /// connection may also come [from](Sockets::begin_connect_from) any address.
         ///
         /// The interface does not answer ARP and neighbor discovery for these addresses: on
-        /// Ethernet, routers must lead to it, or see [`Builder::answer_for_any_address`]. On links without Ethernet (`tun`), a prefix of length
-        /// 0 makes all hosts neighbors. AF_XDP must redirect everything. Default: no.
+        /// Ethernet, routers must lead to it, or see [`Builder::answer_for_any_address`]. On links
+        /// without Ethernet (`tun`), a prefix of length 0 makes all hosts neighbors. AF_XDP must
+        /// redirect everything. Default: no.
+        ///
+        /// Over a TUN interface of Linux, the device is `dominoes_drivers::tun::Tun::open("tun0")`.
+        /// The kernel needs an address and routes (`ip addr add 10.78.0.2/24 dev tun0`, `ip link
+        /// set tun0 up`, `ip route add 203.0.113.0/24 dev tun0`), and the stack has another address
+        /// of that subnet, `10.78.0.1/24`. The proxy's own connections must take another route.
         ///
         /// Here a transparent proxy is the gateway of a client and of a server. It ends the
         /// connections of both, and both see the address of the other.
