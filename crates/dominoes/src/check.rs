@@ -515,6 +515,21 @@ mod tests {
     }
 
     #[test]
+    fn replicated_maps_agree_under_all_faults() {
+        use crate::{StateMachine, replicated::MapOp};
+        let operations = prop_oneof![
+            8 => (0..9u8, any::<u8>()).prop_map(|(key, value)| MapOp::Insert(key, value)),
+            3 => (0..9u8).prop_map(MapOp::Remove),
+            1 => Just(MapOp::Clear),
+        ];
+        type Op = MapOp<u8, u8>;
+        let apply = |map: &mut HashMap<u8, u8>, _, op: &Op| map.apply(op);
+        check(operations.clone(), apply, CheckFaults::all()).unwrap();
+        let apply = |map: &mut BTreeMap<u8, u8>, _, op: &Op| map.apply(op);
+        check(operations, apply, CheckFaults::all()).unwrap();
+    }
+
+    #[test]
     fn an_apply_that_reads_a_clock_is_found() {
         let error = found(|last: &mut Option<SystemTime>, _, _| *last = Some(SystemTime::now()));
         assert_eq!(error.operations.len(), 1);

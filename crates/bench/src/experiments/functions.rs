@@ -349,9 +349,15 @@ fn table(path: &Path, costs: &Costs, times: Result<&[Times], &str>) -> Table {
     ]);
     for ((place, cost), (component, function)) in counted.iter().enumerate().zip(names) {
         let timed = ns.as_ref();
+        let is_absent = place < functions.len() && cost.instructions == 0.0;
+        let absent = if is_absent {
+            " (merged, or not on this path)"
+        } else {
+            ""
+        };
         table.row(vec![
             component.to_owned(),
-            function.to_owned(),
+            format!("{function}{absent}"),
             format!("{:.1}", cost.instructions),
             format!("{:.1}", cost.reads),
             format!("{:.1}", cost.writes),

@@ -4,12 +4,12 @@ use super::{Case, MAY_MISS};
 use crate::paper::Measure;
 use crate::projection::counts::Count;
 use crate::projection::linear::Linear;
-use crate::projection::papers::{MAY_MISS as OF_A_POINT, Scaled, WITHOUT};
+use crate::projection::papers::{MAY_MISS as OF_A_POINT, Point, Scaled, WITHOUT};
 use crate::projection::{
     Conditions, DOMAIN_BYTES_PER_NS, Kind, LINES_NS, Projected, WORKERS, stops_at,
 };
 use crate::spread::Spread;
-use crate::table::{Lines, Table};
+use crate::table::{Bar, Bars, Lines, Table};
 
 /// Counts of runs by hand, and the model's assumptions.
 pub(super) fn counted(case: &Case, counts: &[Count]) -> Table {
@@ -241,12 +241,37 @@ pub(super) fn published(figure: &Scaled, case: Option<&Case>) -> Table {
     for parameter in figure.parameters {
         table.note(*parameter);
     }
-    table.lines(Lines {
-        x: figure.x.to_owned(),
-        y: figure.y.to_owned(),
-        doubling: false,
-        lines,
-    });
+    table.note("the picture has an interval at its middle, and a bound at its end");
+    let single = |(name, points): &(&'static str, Vec<Point>)| match points[..] {
+        [
+            Point {
+                published, model, ..
+            },
+        ] => Some(Bar {
+            beside: Some(published.0),
+            text: format!("{model:.2} (published: {:.2})", published.0),
+            ..Bar::new(*name, "", Spread::one(model), 2)
+        }),
+        _ => None,
+    };
+    let bars: Option<Vec<Bar>> = figure.curves.iter().map(single).collect();
+    match bars {
+        Some(bars) => table.bars(Bars {
+            heading: format!(
+                "{}, {}: modelled; thin: published",
+                figure.source, figure.place
+            ),
+            axis: figure.y.to_owned(),
+            logarithmic_from: None,
+            bars,
+        }),
+        None => table.lines(Lines {
+            x: figure.x.to_owned(),
+            y: figure.y.to_owned(),
+            doubling: false,
+            lines,
+        }),
+    }
     table
 }
 
