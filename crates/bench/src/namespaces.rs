@@ -147,6 +147,22 @@ pub fn resident(id: &str) -> Outcome<u64> {
     Ok(kilo.ok_or("no resident memory")?.trim().parse::<u64>()? << 10)
 }
 
+/// The work of all cores since the machine began, as `/proc/stat` has it: without waiting and what
+/// a host took away.
+pub fn machine_nanos() -> u64 {
+    /// `USER_HZ`, on every architecture with a `/proc` (proc(5)).
+    const TICK_NANOS: u64 = 10_000_000;
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let words = text.lines().next().unwrap_or_default().split_whitespace();
+    let ticks: Vec<u64> = words.skip(1).map_while(|word| word.parse().ok()).collect();
+    match ticks[..] {
+        [user, nice, system, _idle, _iowait, irq, softirq, ..] => {
+            (user + nice + system + irq + softirq) * TICK_NANOS
+        }
+        _ => 0,
+    }
+}
+
 /// The requests in a second that `wrk` reports, if it does.
 pub fn requests_per_second(said: &str) -> Option<f64> {
     let rate = said
@@ -227,7 +243,11 @@ impl Process {
         Process::spawn(command, arguments)
     }
 
-    fn spawn(mut command: Command, arguments: &[&str]) -> Outcome<Process> {
+    /// Starts `command`, of another program perhaps, with these arguments.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn spawn(mut command: Command, arguments: &[&str]) -> Outcome<Process> {
         let mut child = command
             .args(arguments)
             .stdin(Stdio::piped())

@@ -48,6 +48,12 @@ pub const TARGETS: &[Target] = &[
         published: &[],
     },
     Target {
+        name: "tun",
+        about: "stacks over a TUN interface: ours, netstack-smoltcp, gVisor's, and Linux over veth; needs root and ip",
+        takes: "about 12 minutes; --quick: 4 minutes",
+        published: &[],
+    },
+    Target {
         name: "floods",
         about: "honest clients of a server, ours and Linux's, under floods; needs root, ip, curl and wrk",
         takes: "about 40 minutes; --quick: 4 minutes",

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use dominoes_bench::namespaces::machine_nanos;
 use dominoes_bench::topology;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
 use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, XdpTransmit};
@@ -388,22 +389,6 @@ fn on_core(path: &std::path::Path) -> u64 {
     let text = fs::read_to_string(path).unwrap_or_default();
     let word = text.split_whitespace().next();
     word.and_then(|word| word.parse().ok()).unwrap_or(0)
-}
-
-/// The work of all cores since the machine began, as `/proc/stat` has it: without waiting and what
-/// a host took away.
-fn machine_nanos() -> u64 {
-    /// `USER_HZ`, on every architecture with a `/proc` (proc(5)).
-    const TICK_NANOS: u64 = 10_000_000;
-    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
-    let words = text.lines().next().unwrap_or_default().split_whitespace();
-    let ticks: Vec<u64> = words.skip(1).map_while(|word| word.parse().ok()).collect();
-    match ticks[..] {
-        [user, nice, system, _idle, _iowait, irq, softirq, ..] => {
-            (user + nice + system + irq + softirq) * TICK_NANOS
-        }
-        _ => 0,
-    }
 }
 
 /// The files with the times of `ksoftirqd`, a path for each core.

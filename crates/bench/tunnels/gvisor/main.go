@@ -1,9 +1,11 @@
-// gVisor's netstack over a TUN interface: accepts connections, and moves bytes as their first byte
-// says; see `run`.
+// gVisor's netstack over a TUN interface: accepts connections, and moves bytes in the direction that
+// their first byte names; see `benches/tun.rs`.
 package main
 
 import (
 	"fmt"
+	"net"
+	"os"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -36,7 +38,7 @@ func openTun(name string) int {
 }
 
 func main() {
-	ep, err := fdbased.New(&fdbased.Options{FDs: []int{openTun("tun0")}, MTU: 1500})
+	ep, err := fdbased.New(&fdbased.Options{FDs: []int{openTun(os.Args[1])}, MTU: 1500})
 	must(err)
 	s := stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},
@@ -51,27 +53,28 @@ func main() {
 	if e := s.CreateNIC(1, ep); e != nil {
 		panic(e)
 	}
-	addr := tcpip.AddrFrom4([4]byte{10, 80, 0, 1})
+	addr := tcpip.AddrFrom4Slice(net.ParseIP(os.Args[2]).To4())
 	if e := s.AddProtocolAddress(1, tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber, AddressWithPrefix: addr.WithPrefix()}, stack.AddressProperties{}); e != nil {
 		panic(e)
 	}
 	s.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: 1}})
 	l, e2 := gonet.ListenTCP(s, tcpip.FullAddress{NIC: 1, Addr: addr, Port: 5001}, ipv4.ProtocolNumber)
 	must(e2)
+	fmt.Println("ready")
 	for {
 		c, err := l.Accept()
 		must(err)
 		go func() {
 			defer c.Close()
-			b := make([]byte, 256<<10)
+			b := make([]byte, 128<<10)
 			var way [1]byte
 			c.Read(way[:])
 			for {
 				var err error
 				if way[0] == 'r' {
-					_, err = c.Write(b)
-				} else {
 					_, err = c.Read(b)
+				} else {
+					_, err = c.Write(b)
 				}
 				if err != nil {
 					return
