@@ -37,8 +37,8 @@ const PARTS: [Part; 10] = [
     part("crates/bench", 31_800, 21_000),
     part("crates/preload", 6_500, 4_000),
     part("crates/testkit", 3_500, 3_000),
-    part("tests", 21_300, 11_500),
-    part("examples", 7_400, 5_000),
+    part("tests", 21_500, 11_500),
+    part("examples", 7_600, 5_000),
     part("fuzz", 4_700, 3_500),
 ];
 

@@ -39,7 +39,8 @@
 //!
 //! - `signals` ends the servers by SIGTERM and SIGINT while connections are open over a TAP.
 //!
-//! - `tunnel`: the example of that name between two namespaces, with `curl`, `iperf3` and `wrk`.
+//! - `tunnel`: the example of that name between two namespaces, with `curl`, `dig`, `iperf3`, `wrk` and
+//!   Dante, a SOCKS5 server.
 //!
 //! - `top` starts the live view without a terminal, and needs no privileges.
 //!
@@ -766,7 +767,7 @@ const MORE_TOOLS: [Tool; 3] = [
 ];
 
 /// Some of these have no argument with which they succeed at once, so their exit status is ignored.
-const CLIENT_TOOLS: [Tool; 7] = [
+const CLIENT_TOOLS: [Tool; 9] = [
     ("ab", "-V", "apache2-utils"),
     ("arping", "-V", "iputils-arping"),
     ("hping3", "-v", "hping3"),
@@ -774,6 +775,8 @@ const CLIENT_TOOLS: [Tool; 7] = [
     ("nmap", "-V", "nmap"),
     ("socat", "-V", "socat"),
     ("wrk", "-v", "wrk"),
+    ("dig", "-v", "dnsutils"),
+    ("danted", "-v", "dante-server"),
 ];
 
 fn missing_tools(tools: &[Tool]) -> Option<String> {

@@ -10,6 +10,8 @@ use dominoes_netstack::{AnyListener, Arriving, Connecting, Datagram, Stack, TcpS
 use mio::event::Source;
 use mio::{Poll, net};
 
+use crate::socks::{self, ASSOCIATE, CONNECT, Upstream};
+
 /// The most UDP sessions, and twice the most SYNs that wait for their destinations.
 const MOST: u16 = 4096;
 /// Moves of a socket before others have their turn.
@@ -18,6 +20,8 @@ const TURNS: usize = 64;
 const BYTES: usize = 64 << 10;
 const SECOND: Duration = Duration::from_secs(1);
 const DNS: u16 = 53;
+/// Datagrams of a session that wait for a SOCKS5 server, and the length of each, in bytes.
+const EARLY: (usize, usize) = (8, 2048);
 const BOTH: mio::Interest = mio::Interest::READABLE.add(mio::Interest::WRITABLE);
 /// The sockets of the stack that serve all. The numbers of flows follow.
 const ARRIVALS: usize = 0;
@@ -37,8 +41,18 @@ enum Flow {
     Accepted(Connecting, net::TcpStream),
     /// Whether we have passed on the end of the client's bytes, and of the destination's.
     Open(TcpStream, net::TcpStream, [bool; 2]),
-    /// The client and the end that it asks, and the last use.
-    Udp(net::UdpSocket, (SocketAddr, SocketAddr), Instant),
+    Udp(Session),
+}
+
+struct Session {
+    socket: net::UdpSocket,
+    /// The client and the end that it asks.
+    ends: (SocketAddr, SocketAddr),
+    used: Instant,
+    /// The connection that holds the association of the SOCKS5 server.
+    server: Option<Upstream>,
+    /// What the client sends before there is one.
+    early: Vec<Vec<u8>>,
 }
 
 pub(crate) struct Relay {
@@ -117,7 +131,7 @@ impl Relay {
                 swept = Instant::now();
                 let idle = self.route.udp_idle;
                 self.flows.retain(|_, flow| match flow {
-                    Flow::Udp(_, _, used) => used.elapsed() < idle,
+                    Flow::Udp(session) => session.used.elapsed() < idle,
                     _ => true,
                 });
                 self.sessions.retain(|_, id| self.flows.contains_key(id));
@@ -149,7 +163,7 @@ impl Relay {
                 break;
             };
             let id = self.new_id();
-            let begun = Upstream::begin(self.route.socks, arriving.destination());
+            let begun = Upstream::begin(self.route.socks, arriving.destination(), CONNECT);
             let watched = begun.and_then(|mut upstream| {
                 self.watch(&mut upstream.stream, id)?;
                 Ok(upstream)
@@ -186,11 +200,10 @@ impl Relay {
                 None if self.sessions.len() < usize::from(MOST) => self.begin_session(ends),
                 None => continue,
             };
-            if let Some(Flow::Udp(socket, _, used)) = self.flows.get_mut(&id) {
-                *used = Instant::now();
-                if now(socket.send(self.arrived[index].bytes())).is_err() {
-                    self.flows.remove(&id);
-                }
+            if let Some(Flow::Udp(session)) = self.flows.get_mut(&id)
+                && session.send(self.arrived[index].bytes()).is_err()
+            {
+                self.flows.remove(&id);
             }
         }
         Ok(())
@@ -199,18 +212,27 @@ impl Relay {
     fn begin_session(&mut self, ends: (SocketAddr, SocketAddr)) -> usize {
         let id = self.new_id();
         let dns = self.route.dns.filter(|_| ends.1.port() == DNS);
+        let socks = self.route.socks.filter(|_| dns.is_none());
         let open = || -> io::Result<Flow> {
-            let direct = Some(ends.1).filter(|_| self.route.socks.is_none());
-            let to = dns.or(direct).ok_or(ErrorKind::Unsupported)?;
-            let any = if to.is_ipv4() {
-                IpAddr::from([0; 4])
+            let to = dns.or(socks).unwrap_or(ends.1);
+            let mut socket = net::UdpSocket::bind(any(to))?;
+            let mut server = None;
+            if socks.is_some() {
+                let mut begun = Upstream::begin(socks, any(to), ASSOCIATE)?;
+                self.watch(&mut begun.stream, id)?;
+                server = Some(begun);
             } else {
-                [0; 16].into()
-            };
-            let mut socket = net::UdpSocket::bind((any, 0).into())?;
-            socket.connect(to)?;
+                socket.connect(to)?;
+            }
             self.watch(&mut socket, id)?;
-            Ok(Flow::Udp(socket, ends, Instant::now()))
+            let (used, early) = (Instant::now(), Vec::new());
+            Ok(Flow::Udp(Session {
+                socket,
+                ends,
+                used,
+                server,
+                early,
+            }))
         };
         self.flows.extend(open().map(|flow| (id, flow)));
         self.sessions.insert(ends, id);
@@ -255,21 +277,69 @@ impl Relay {
                 }
                 Flow::Open(ours, kernels, ended)
             }
-            Flow::Udp(mut socket, ends, mut used) => {
+            Flow::Udp(mut session) => {
+                let (client, far) = session.ends;
                 for _ in 0..TURNS {
-                    let Some(len) = now(socket.recv(&mut self.buffer))? else {
-                        return Ok(Some(Flow::Udp(socket, ends, used)));
+                    let Some(data) = session.receive(&mut self.buffer)? else {
+                        return Ok(Some(Flow::Udp(session)));
                     };
-                    used = Instant::now();
                     // A full queue drops it.
-                    let _ = self
-                        .datagrams
-                        .send_from(&self.buffer[..len], ends.1, ends.0);
+                    let _ = self.datagrams.send_from(data, far, client);
                 }
-                self.watch_again(&mut socket, id)?;
-                Flow::Udp(socket, ends, used)
+                self.watch_again(&mut session.socket, id)?;
+                Flow::Udp(session)
             }
         }))
+    }
+}
+
+impl Session {
+    /// Sends a datagram to the far end; a full socket drops it.
+    fn send(&mut self, data: &[u8]) -> io::Result<()> {
+        self.used = Instant::now();
+        match &self.server {
+            Some(server) if server.bound.is_none() => {
+                if self.early.len() < EARLY.0 && data.len() <= EARLY.1 {
+                    self.early.push(data.to_vec());
+                }
+                Ok(())
+            }
+            Some(_) => {
+                let wrapped = [&[0, 0, 0], &*socks::address(self.ends.1), data].concat();
+                now(self.socket.send(&wrapped)).map(drop)
+            }
+            None => now(self.socket.send(data)).map(drop),
+        }
+    }
+
+    /// The next datagram of the far end. An error ends the session.
+    fn receive<'a>(&mut self, buffer: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
+        if let Some(server) = &mut self.server {
+            if server.bound.is_none() {
+                if !server.is_ready()? {
+                    return Ok(None);
+                }
+                self.socket.connect(server.bound.expect("it is ready"))?;
+                for data in core::mem::take(&mut self.early) {
+                    self.send(&data)?;
+                }
+            } else if now(server.stream.read(&mut [0]))?.is_some() {
+                // The association lasts as long as this connection.
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+        }
+        while let Some(len) = now(self.socket.recv(buffer))? {
+            self.used = Instant::now();
+            let skipped = match &self.server {
+                None => 0,
+                Some(_) => match socks::far_end(&buffer[..len]) {
+                    Some((from, skipped)) if from == self.ends.1 => skipped,
+                    _ => continue,
+                },
+            };
+            return Ok(Some(&buffer[skipped..len]));
+        }
+        Ok(None)
     }
 }
 
@@ -313,67 +383,17 @@ fn carry(
     Ok(true)
 }
 
-/// A connection of the kernel to a destination, perhaps through a SOCKS5 server (RFC 1928).
-struct Upstream {
-    stream: net::TcpStream,
-    /// Our words to the server and how many of their bytes were sent, and its answer so far.
-    socks: Option<(Vec<u8>, usize, Vec<u8>)>,
-}
-
-impl Upstream {
-    fn begin(socks: Option<SocketAddr>, to: SocketAddr) -> io::Result<Upstream> {
-        let stream = net::TcpStream::connect(socks.unwrap_or(to))?;
-        let mut words = vec![5, 1, 0, 5, 1, 0];
-        match to.ip() {
-            IpAddr::V4(ip) => words.extend([&[1][..], &ip.octets()].concat()),
-            IpAddr::V6(ip) => words.extend([&[4][..], &ip.octets()].concat()),
-        }
-        words.extend(to.port().to_be_bytes());
-        let socks = socks.map(|_| (words, 0, Vec::new()));
-        Ok(Upstream { stream, socks })
-    }
-
-    /// Whether the destination is connected.
-    fn is_ready(&mut self) -> io::Result<bool> {
-        if let Some(error) = self.stream.take_error()? {
-            return Err(error);
-        }
-        let is_connected = now(self.stream.peer_addr())?.is_some();
-        while is_connected && let Some((words, sent, answer)) = &mut self.socks {
-            // The greeting, and after its answer the request.
-            let due = if answer.len() < 2 { 3 } else { words.len() };
-            self.stream.write_all(&words[*sent..due])?;
-            *sent = due;
-            let wanted = match answer[..] {
-                [_, _, _, _, _, 1, _, ..] => 12,
-                [_, _, _, _, _, 4, _, ..] => 24,
-                [_, _, _, _, _, _, len, ..] => 9 + usize::from(len),
-                [_, _, ..] => 7,
-                _ => 2,
-            };
-            let mut more = [0; 9 + 255];
-            match now(self.stream.read(&mut more[..wanted - answer.len()]))? {
-                None => return Ok(false),
-                Some(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Some(len) => answer.extend(&more[..len]),
-            }
-            // The chosen method, and the outcome.
-            if [1, 3]
-                .iter()
-                .any(|at| answer.get(*at).is_some_and(|byte| *byte != 0))
-            {
-                return Err(ErrorKind::ConnectionRefused.into());
-            }
-            if wanted > 7 && answer.len() == wanted {
-                self.socks = None;
-            }
-        }
-        Ok(is_connected)
-    }
+/// Any address of the same family, and any port.
+fn any(like: SocketAddr) -> SocketAddr {
+    let ip = match like {
+        SocketAddr::V4(_) => IpAddr::from([0; 4]),
+        SocketAddr::V6(_) => IpAddr::from([0; 16]),
+    };
+    (ip, 0).into()
 }
 
 /// Returns nothing where a call would wait.
-fn now<T>(done: io::Result<T>) -> io::Result<Option<T>> {
+pub(crate) fn now<T>(done: io::Result<T>) -> io::Result<Option<T>> {
     match done {
         Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
         Err(error) if error.kind() == ErrorKind::NotConnected => Ok(None),

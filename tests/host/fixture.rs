@@ -718,7 +718,8 @@ impl Dialogue {
         })
     }
 
-    fn said(&self) -> String {
+    /// The output so far.
+    pub(crate) fn said(&self) -> String {
         let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&said).into_owned()
     }

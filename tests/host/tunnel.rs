@@ -1,5 +1,5 @@
 //! The example `tunnel` between two network namespaces: one whose only way out is a TUN interface,
-//! with `curl`, `iperf3` and `wrk`, and one with the destinations.
+//! with `curl`, `dig`, `iperf3` and `wrk`, and one with the destinations.
 //!
 //! This program is what the destinations run, and further clients: the tests start it again with
 //! [`PEER`] as its first argument.
@@ -19,7 +19,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto};
 use rustix::net::{sendto_v4, socket_with};
 
 use crate::fixture::{Dialogue, Namespace, Running, Server, start_in};
-use crate::{CURL, rate};
+use crate::{CURL, rate, same};
 
 /// The first argument of the program. The second is its task.
 pub(crate) const PEER: &str = "--tunnel-peer";
@@ -28,11 +28,16 @@ pub(crate) const PEER: &str = "--tunnel-peer";
 type Test = fn(&mut Tunnelled, &dyn Fn(String)) -> Result<(), Failed>;
 
 /// Names, options of the tunnel, and tests.
-pub(crate) const TESTS: [(&str, &[&str], Test); 5] = [
+pub(crate) const TESTS: [(&str, &[&str], Test); 7] = [
     (
         "curl_and_datagrams_reach_both_families",
         &["--dns", RESOLVER, "--udp-idle", "1"],
         reach,
+    ),
+    (
+        "a_capture_shows_that_the_destination_answers_first",
+        &[],
+        captured,
     ),
     ("iperf3_and_wrk_see_no_error", &[], load),
     (
@@ -45,6 +50,11 @@ pub(crate) const TESTS: [(&str, &[&str], Test); 5] = [
         &["--socks", SOCKS, "--dns", RESOLVER],
         held,
     ),
+    (
+        "connections_and_datagrams_pass_the_socks5_server_dante",
+        &["--socks", DANTE, "--udp-idle", "1"],
+        over_dante,
+    ),
     ("ten_thousand_connections_are_idle", &[], idle),
 ];
 
@@ -52,6 +62,15 @@ const FAR: &str = "203.0.113.9";
 const FAR_V6: &str = "2001:db8:9::9";
 const RESOLVER: &str = "203.0.113.53:53";
 const SOCKS: &str = "203.0.113.9:1080";
+const DANTE: &str = "203.0.113.9:1081";
+const DANTE_CONFIG: &str = "logoutput: stderr
+internal: 203.0.113.9 port = 1081
+external: 203.0.113.9
+socksmethod: none
+clientmethod: none
+client pass { from: 0/0 to: 0/0 }
+socks pass { from: 0/0 to: 0/0 }
+";
 /// What each name has in our resolver.
 const ANSWER: [u8; 4] = [203, 0, 113, 9];
 const ECHO: u16 = 7;
@@ -195,7 +214,19 @@ fn reach(tunnelled: &mut Tunnelled, figure: &dyn Fn(String)) -> Result<(), Faile
         "[2001:db8:9::9]:7",
     ])?;
     figure(said.trim().to_owned());
-    // The sessions end.
+    digs(tunnelled, "192.0.2.1")?;
+    sessions_end(tunnelled, before)
+}
+
+/// Fails unless `dig` gets our resolver's answer from this server.
+fn digs(tunnelled: &Tunnelled, server: &str) -> Result<(), Failed> {
+    let server = format!("@{server}");
+    let said = tunnelled.run("dig", &["+short", "+noedns", &server, "test"])?;
+    same(said.trim() == FAR, &format!("dig gets {said}"))
+}
+
+/// Waits until the tunnel has no more descriptors than before.
+fn sessions_end(tunnelled: &Tunnelled, before: usize) -> Result<(), Failed> {
     let deadline = Instant::now() + crate::fixture::patience();
     while tunnelled.descriptors()? > before {
         if Instant::now() > deadline {
@@ -204,6 +235,100 @@ fn reach(tunnelled: &mut Tunnelled, figure: &dyn Fn(String)) -> Result<(), Faile
         thread::sleep(Duration::from_millis(20));
     }
     Ok(())
+}
+
+/// On both sides of the tunnel: a connection to [`HTTP`], and one that is refused.
+fn captured(tunnelled: &mut Tunnelled, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    const REFUSED: u16 = 83;
+    let capture = |namespace: &Namespace, interface| {
+        let mut command = namespace.command("tshark");
+        command.args(["-l", "-n", "-i", interface, "-T", "fields"]);
+        command.args(["-f", "tcp[tcpflags] & (tcp-syn|tcp-rst) != 0"]);
+        let columns = [
+            "frame.time_epoch",
+            "ip.src",
+            "tcp.srcport",
+            "ip.dst",
+            "tcp.dstport",
+        ];
+        for column in columns.into_iter().chain(["tcp.flags.str"]) {
+            command.args(["-e", column]);
+        }
+        Dialogue::start(command)
+    };
+    let sides = [
+        ("inside", capture(&tunnelled.inside, "tun0")?),
+        ("outside", capture(&tunnelled.outside, "lo")?),
+    ];
+    let packets = |port: u16| {
+        let port = port.to_string();
+        let mut packets = Vec::new();
+        for (name, side) in &sides {
+            for line in side.said().lines() {
+                let words: Vec<&str> = line.split_whitespace().collect();
+                if let &[time, from, from_port, to, to_port, flags] = &words[..]
+                    && [from_port, to_port].contains(&&*port)
+                {
+                    let flags = flags.replace('\u{b7}', "");
+                    let what = format!("{name}: {from}:{from_port} > {to}:{to_port} {flags}");
+                    packets.push((time.to_owned(), what, format!("{name} {flags}")));
+                }
+            }
+        }
+        packets.sort();
+        packets
+    };
+    let deadline = Instant::now() + crate::fixture::patience();
+    let wait_for = |port: u16, count: usize| loop {
+        let packets = packets(port);
+        if packets.len() >= count {
+            return Ok(packets);
+        }
+        if Instant::now() > deadline {
+            return Err(Failed::from(format!("too few packets: {packets:?}")));
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    // `tshark` prints nothing when a capture begins.
+    while sides.iter().any(|(_, side)| !side.said().contains(FAR)) {
+        if Instant::now() > deadline {
+            return Err("tshark sees nothing".into());
+        }
+        is_refused(tunnelled, FAR)?;
+    }
+    for (port, answer) in [(HTTP, "AS"), (REFUSED, "AR")] {
+        let fetched = tunnelled.run("curl", &[&CURL[..], &[&url(FAR, port, 1)]].concat());
+        same(fetched.is_ok() == (port == HTTP), "curl is answered")?;
+        let packets = wait_for(port, 4)?;
+        for (time, what, _) in &packets {
+            figure(format!("{time} {what}"));
+        }
+        // The destination answers first.
+        let order: Vec<&str> = packets.iter().map(|(.., what)| &**what).collect();
+        let [far, near] = ["outside", "inside"].map(|side| format!("{side} {answer}"));
+        same(
+            order[..4] == ["inside S", "outside S", &far, &near],
+            "the order",
+        )?;
+    }
+    Ok(())
+}
+
+fn over_dante(tunnelled: &mut Tunnelled, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    let config = std::env::temp_dir().join(format!("dominoes-dante-{}", std::process::id()));
+    fs::write(&config, DANTE_CONFIG)?;
+    let mut command = tunnelled.outside.command("danted");
+    command.arg("-f").arg(&config);
+    let dante = Dialogue::start(command)?;
+    dante.wait_for("running", 1)?;
+    fs::remove_file(config)?;
+    downloads(tunnelled, FAR, figure)?;
+    is_refused(tunnelled, FAR)?;
+    let before = tunnelled.descriptors()?;
+    digs(tunnelled, "203.0.113.53")?;
+    let said = tunnelled.peer(&["ask", "203.0.113.9:7"])?;
+    figure(said.trim().to_owned());
+    sessions_end(tunnelled, before)
 }
 
 fn load(tunnelled: &mut Tunnelled, figure: &dyn Fn(String)) -> Result<(), Failed> {
