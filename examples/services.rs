@@ -59,6 +59,10 @@
 mod http;
 #[path = "services/iperf.rs"]
 mod iperf;
+#[path = "common/net.rs"]
+mod net;
+#[path = "services/process.rs"]
+mod process;
 #[path = "common/program.rs"]
 mod program;
 #[path = "services/self_test.rs"]
@@ -69,6 +73,8 @@ mod stack;
 mod watch;
 #[path = "services/web.rs"]
 mod web;
+#[path = "common/work.rs"]
+mod work;
 
 use std::io::{self, BufRead, Read, Write};
 use std::net::{IpAddr, Ipv4Addr};
@@ -77,14 +83,16 @@ use std::thread;
 use std::time::Duration;
 
 use dominoes_netstack::stats::StackStats;
-use dominoes_netstack::{Builder, Sockets, Stack, TcpListener, TcpStream, UdpSocket, VariantKind};
+use dominoes_netstack::{Builder, Sockets, Stack, TcpListener, UdpSocket, VariantKind};
 
+use net::{Connection, Listener};
+use process::Process;
 use program::{Arguments, Outcome};
 use stack::StackOptions;
 use watch::watch;
 
 /// The most connections that wait for a service to accept them.
-const BACKLOG: u16 = 256;
+const BACKLOG: u16 = 1024;
 /// The largest value of `--grace`, in seconds.
 const MAX_GRACE: u64 = 3600;
 /// Bytes moved at once.
@@ -114,6 +122,8 @@ Echo, discard, HTTP and iperf3 on our own TCP and UDP; without a device, tests i
 const USAGE: &str = "  --variant NAME      single, locked, locked-mcs or replicated [by the number of threads]; single
                       has one thread unless told otherwise
   --join GROUP        echo what is sent to this multicast group, too; as often as wanted
+  --process NAME      what workers do with the bytes of iperf3's streams: search, blocks or aes [nothing]
+  --linux             serve HTTP and iperf3 over Linux' sockets, for comparison
   --seconds N         stop after this time [never]
   --grace N           seconds that peers have to acknowledge everything when it ends [1]
 ";
@@ -123,6 +133,8 @@ struct Options {
     stack: StackOptions,
     variant: Option<VariantKind>,
     groups: Vec<IpAddr>,
+    process: Option<Process>,
+    linux: bool,
     seconds: Option<u64>,
     grace: Option<Duration>,
 }
@@ -132,6 +144,8 @@ impl Options {
         match option {
             "variant" => self.variant = Some(arguments.parse()?),
             "join" => self.groups.push(arguments.parse()?),
+            "process" => self.process = Some(arguments.parse()?),
+            "linux" => self.linux = true,
             "seconds" => self.seconds = Some(arguments.parse()?),
             "grace" => self.grace = Some(Duration::from_secs(arguments.number(0..=MAX_GRACE)?)),
             _ => return self.stack.take(option, arguments),
@@ -189,6 +203,9 @@ impl Threads {
 // ------------------------------------------------------------------------------------------------------------
 
 fn run(options: &Options) -> Outcome<()> {
+    if options.linux {
+        return serve_over_linux(options.process);
+    }
     let threads = options.threads();
     let killer = options.stack.killer(threads.copies())?;
     let Some((device, name)) = options.stack.open()? else {
@@ -197,7 +214,7 @@ fn run(options: &Options) -> Outcome<()> {
     let stack = options.stack.start(|addr| threads.builder(addr), device)?;
     let end_requested = watch::signals::end_requested()?;
     let addresses = options.stack.addresses(&stack, None)?;
-    let services = Services::start(&stack, &options.groups)?;
+    let services = Services::start(&stack, &options.groups, options.process)?;
     println!(
         "listening on {addresses}, {}, device {name}",
         threads.name(),
@@ -208,19 +225,28 @@ fn run(options: &Options) -> Outcome<()> {
     watched
 }
 
+/// Serves over Linux' sockets until a signal ends the process.
+fn serve_over_linux(process: Option<Process>) -> Outcome<()> {
+    let (iperf, http) = (Listener::linux(IPERF)?, Listener::linux(HTTP)?);
+    println!("listening on all addresses of Linux");
+    thread::spawn(move || iperf::serve(&iperf, process));
+    accept(&http, web::serve);
+    Ok(())
+}
+
 /// Serves one connection.
-type Serve = fn(TcpStream) -> io::Result<()>;
+type Serve = fn(Connection) -> io::Result<()>;
 
 /// The listeners of all services, one thread each.
 struct Services(Vec<thread::JoinHandle<()>>);
 
 impl Services {
-    /// Starts the services; echoes datagrams to `groups`, too.
-    fn start(stack: &Stack, groups: &[IpAddr]) -> Outcome<Services> {
+    /// Starts the services; echoes datagrams to `groups`, too. `process`: with iperf3's streams.
+    fn start(stack: &Stack, groups: &[IpAddr], process: Option<Process>) -> Outcome<Services> {
         let services: [(u16, Serve); 3] = [(ECHO, echo), (DISCARD, discard), (HTTP, web::serve)];
         let mut threads = Vec::new();
         for (port, serve) in services {
-            let listener = stack.listen(port, BACKLOG)?;
+            let listener = Listener::Ours(stack.listen(port, BACKLOG)?);
             threads.push(thread::spawn(move || accept(&listener, serve)));
         }
         let socket = stack.bind_udp(ECHO)?;
@@ -235,8 +261,8 @@ impl Services {
         threads.push(thread::spawn(move || discard_datagrams(socket)));
         let (sockets, listener) = (stack.sockets(), stack.listen(NETSTAT, BACKLOG)?);
         threads.push(thread::spawn(move || netstat(&sockets, &listener)));
-        let listener = stack.listen(IPERF, BACKLOG)?;
-        threads.push(thread::spawn(move || iperf::serve(&listener)));
+        let listener = Listener::Ours(stack.listen(IPERF, BACKLOG)?);
+        threads.push(thread::spawn(move || iperf::serve(&listener, process)));
         Ok(Services(threads))
     }
 
@@ -251,8 +277,8 @@ impl Services {
 
 /// Accepts connections until the stack goes down, and serves each on a separate thread. The
 /// stack's limit of connections bounds the threads.
-fn accept(listener: &TcpListener, serve: Serve) {
-    while let Ok((stream, _)) = listener.accept() {
+fn accept(listener: &Listener, serve: Serve) {
+    while let Ok(stream) = listener.accept() {
         // The client notices if its connection breaks.
         let spawned = thread::Builder::new().spawn(move || serve(stream));
         if let Err(error) = spawned {
@@ -262,8 +288,8 @@ fn accept(listener: &TcpListener, serve: Serve) {
 }
 
 /// Sends received bytes back until the client sends no more.
-fn echo(stream: TcpStream) -> io::Result<()> {
-    let (mut reader, mut writer) = stream.split();
+fn echo(stream: Connection) -> io::Result<()> {
+    let (mut reader, mut writer) = stream.split()?;
     loop {
         let bytes = reader.fill_buf()?;
         let len = bytes.len();
@@ -316,18 +342,19 @@ fn netstat(sockets: &Sockets, listener: &TcpListener) {
 }
 
 /// Reads and discards bytes in place.
-fn discard(stream: TcpStream) -> io::Result<()> {
+fn discard(stream: Connection) -> io::Result<()> {
     drain(stream, |_| ())
 }
 
-/// Reads to the end, and passes `count` the number of bytes of each read.
-fn drain(mut from: impl BufRead, mut count: impl FnMut(usize)) -> io::Result<()> {
+/// Reads to the end, and passes `take` the bytes of each read.
+fn drain(mut from: impl BufRead, mut take: impl FnMut(&[u8])) -> io::Result<()> {
     loop {
-        let len = from.fill_buf()?.len();
+        let bytes = from.fill_buf()?;
+        let len = bytes.len();
         if len == 0 {
             return Ok(());
         }
-        count(len);
+        take(bytes);
         from.consume(len);
     }
 }

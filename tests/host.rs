@@ -28,6 +28,8 @@
 //! - `floods` sends raw frames to a server over a TAP, and changes and deletes its link, during
 //!   downloads with `curl`; in another test, Linux sends keepalives on hundreds of connections.
 //!
+//! - `ingest` uploads a file to the example of that name, while replicas are killed, too.
+//!
 //! - `ipv6` uses the services over IPv6 on each kind of device, with `radvd` as their router, and
 //!   over a path with a smaller MTU than both ends expect.
 //! - `libraries`: `rustls`, `tungstenite`, `ureq` and mio over our streams, with Linux at the other
@@ -67,6 +69,8 @@ mod examples;
 mod fixture;
 #[path = "host/floods.rs"]
 mod floods;
+#[path = "host/ingest.rs"]
+mod ingest;
 #[path = "host/ipv6.rs"]
 mod ipv6;
 #[path = "host/libraries.rs"]
@@ -166,6 +170,22 @@ fn main() -> ExitCode {
         };
         let missing = needs.missing_for_services(device);
         trials.serve(format!("deaths::{name}"), missing, server, test);
+    }
+    for (name, arguments) in ingest::TESTS {
+        let missing = needs.missing_for_clients();
+        let server = move || Fixture::ingest(Device::Tap, arguments);
+        trials.serve(format!("ingest::{name}"), missing, server, ingest::upload);
+    }
+    for process in ["search", "blocks", "aes"] {
+        let missing = needs.missing_for_services(Device::Packet);
+        let server = move || Fixture::services(Device::Packet, &["--process", process]);
+        let test = services::iperf3_runs_each_way;
+        trials.serve(
+            format!("services::process_{process}"),
+            missing,
+            server,
+            test,
+        );
     }
     for &(name, device, replicas, arguments, test) in tls::SERVED.iter().chain([&tls::GNUTLS]) {
         let missing = if name == tls::GNUTLS.0 {
@@ -767,9 +787,10 @@ const MORE_TOOLS: [Tool; 3] = [
 ];
 
 /// Some of these have no argument with which they succeed at once, so their exit status is ignored.
-const CLIENT_TOOLS: [Tool; 9] = [
+const CLIENT_TOOLS: [Tool; 10] = [
     ("ab", "-V", "apache2-utils"),
     ("arping", "-V", "iputils-arping"),
+    ("b3sum", "--version", "b3sum"),
     ("hping3", "-v", "hping3"),
     ("nc", "-h", "netcat-openbsd"),
     ("nmap", "-V", "nmap"),

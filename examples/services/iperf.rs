@@ -11,9 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dominoes_netstack::{ReadHalf, TcpListener, TcpPolicy, TcpStream, WriteHalf};
+use dominoes_netstack::TcpPolicy;
 use serde_json::{Value, json};
 
+use crate::net::{Connection, Halves, Listener, Writer};
+use crate::process::{Process, Work};
 use crate::{drain, read_array};
 
 // States (`iperf_api.h`).
@@ -44,11 +46,11 @@ const PACING_INTERVAL: Duration = Duration::from_millis(1);
 /// The most streams of a test, as in iperf3.
 const STREAMS: u64 = 128;
 
-/// Runs tests one after another until the stack goes down.
-pub(crate) fn serve(listener: &TcpListener) {
-    while let Ok((control, _)) = listener.accept() {
+/// Runs tests one after another until the stack goes down; `process`: on the bytes of streams.
+pub(crate) fn serve(listener: &Listener, process: Option<Process>) {
+    while let Ok(control) = listener.accept() {
         // The client notices if a test breaks off.
-        if let Err(error) = test(control, listener) {
+        if let Err(error) = test(control, listener, process) {
             println!("iperf3: {error}");
         }
     }
@@ -91,8 +93,8 @@ struct Stream {
     bytes: AtomicU64,
 }
 
-fn test(control: TcpStream, listener: &TcpListener) -> io::Result<()> {
-    let (mut from, mut to) = control.split();
+fn test(control: Connection, listener: &Listener, process: Option<Process>) -> io::Result<()> {
+    let (mut from, mut to) = control.split()?;
     let cookie: [u8; COOKIE] = read_array(&mut from)?;
     send_state(&mut to, PARAM_EXCHANGE)?;
     let Some(parameters) = Parameters::understand(&read_json(&mut from)?) else {
@@ -124,15 +126,22 @@ fn test(control: TcpStream, listener: &TcpListener) -> io::Result<()> {
     send_state(&mut to, TEST_RUNNING)?;
     let start = Instant::now();
     for (connection, stream) in begin {
-        let (reader, writer) = connection.split();
+        let mut work = process.map(Work::new).transpose()?;
+        let halves = match &work {
+            Some(work) => connection.units(work.processor())?,
+            None => connection.split()?,
+        };
         let over = Arc::clone(&over);
         let (block, rate) = (parameters.block, parameters.rate);
         // The threads end when the client closes, after it has received the results.
         thread::Builder::new().spawn(move || {
             let _ = if stream.we_send {
-                fill(writer, &stream, &over, block, rate)
+                fill(halves.1, &stream, &over, block, rate)
             } else {
-                empty(reader, writer, &stream)
+                empty(halves, &stream, |payload| match &mut work {
+                    Some(work) => work.take(payload),
+                    None => payload.len(),
+                })
             };
         })?;
     }
@@ -155,9 +164,9 @@ fn test(control: TcpStream, listener: &TcpListener) -> io::Result<()> {
 }
 
 /// Accepts a connection with this cookie. Refuses clients with another cookie for now.
-fn accept(listener: &TcpListener, cookie: &[u8; COOKIE]) -> io::Result<TcpStream> {
+fn accept(listener: &Listener, cookie: &[u8; COOKIE]) -> io::Result<Connection> {
     loop {
-        let (mut connection, _) = listener.accept().map_err(io::Error::other)?;
+        let mut connection = listener.accept()?;
         match read_array::<COOKIE>(&mut connection) {
             Ok(theirs) if theirs == *cookie => return Ok(connection),
             Ok(_) => {
@@ -171,7 +180,7 @@ fn accept(listener: &TcpListener, cookie: &[u8; COOKIE]) -> io::Result<TcpStream
 
 /// Sends until the test is over, at most at `rate`.
 fn fill(
-    mut writer: WriteHalf,
+    mut writer: Box<dyn Writer + Send>,
     stream: &Stream,
     over: &AtomicBool,
     block: usize,
@@ -194,10 +203,14 @@ fn fill(
     Ok(())
 }
 
-/// Reads until the client closes.
-fn empty(reader: ReadHalf, writer: WriteHalf, stream: &Stream) -> io::Result<()> {
-    drain(reader, |len| {
-        stream.bytes.fetch_add(len as u64, Relaxed);
+/// Reads until the client closes. `take` returns how many bytes of the stream it was given.
+fn empty(
+    (reader, writer): Halves,
+    stream: &Stream,
+    mut take: impl FnMut(&[u8]) -> usize,
+) -> io::Result<()> {
+    drain(reader, |bytes| {
+        stream.bytes.fetch_add(take(bytes) as u64, Relaxed);
     })?;
     drop(writer);
     Ok(())
@@ -246,12 +259,12 @@ fn print(streams: &[Arc<Stream>], seconds: f64) {
     }
 }
 
-fn send_state(to: &mut WriteHalf, state: u8) -> io::Result<()> {
+fn send_state(to: &mut impl Write, state: u8) -> io::Result<()> {
     to.write_all(&[state])
 }
 
 /// The next state of the client.
-fn read_state(from: &mut ReadHalf) -> io::Result<u8> {
+fn read_state(from: &mut impl Read) -> io::Result<u8> {
     read_array::<1>(from).map(|[state]| state)
 }
 

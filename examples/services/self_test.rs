@@ -32,7 +32,7 @@ pub(crate) fn run(threads: Threads) -> Outcome<()> {
         threads: stack::Threads::fixed(1),
     };
     let client = one.builder("10.78.0.2/24").start(far)?;
-    let services = Services::start(&server, &[])?;
+    let services = Services::start(&server, &[], None)?;
     println!("{}, devices in memory", threads.name());
     for (name, test) in TESTS {
         let begin = Instant::now();

@@ -2,18 +2,18 @@
 
 use std::io::{self, BufRead, BufWriter, Read, Write};
 
-use dominoes_netstack::TcpStream;
 use sha2::{Digest, Sha256};
 
 use crate::CHUNK;
 use crate::http::{Answer, Body, Lasts, Request, Status};
+use crate::net::Connection;
 
 /// Bytes read and discarded after a final answer, so that the client can receive it.
 const LINGER: u64 = 16 << 20;
 
 /// Answers requests until the connection ends.
-pub(crate) fn serve(stream: TcpStream) -> io::Result<()> {
-    let (mut reader, writer) = stream.split();
+pub(crate) fn serve(stream: Connection) -> io::Result<()> {
+    let (mut reader, writer) = stream.split()?;
     let mut writer = BufWriter::with_capacity(CHUNK, writer);
     loop {
         let request = match Request::read(&mut reader) {

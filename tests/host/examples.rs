@@ -15,6 +15,7 @@ const EXAMPLES: &[(&str, &[&[&str]])] = &[
         "kv_store",
         &[&["--clients", "0"], &["--operations", "5"], &["three"]],
     ),
+    ("ingest", &[STACK, &["--port", "0"]]),
     ("lossy_wire", &[&["--loss", "200%"], &["--delay", "5"]]),
     (
         "matching_engine",
@@ -38,7 +39,12 @@ const EXAMPLES: &[(&str, &[&[&str]])] = &[
     ),
     (
         "services",
-        &[STACK, &["--variant", "doubled"], &["--join", "us"]],
+        &[
+            STACK,
+            &["--variant", "doubled"],
+            &["--join", "us"],
+            &["--process", "all"],
+        ],
     ),
     ("throughput", &[&["--rounds", "0"], &["fast"]]),
     ("throughput_tls", &[&["--rounds", "1001"]]),

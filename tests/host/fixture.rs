@@ -214,6 +214,19 @@ impl Fixture {
         Fixture::start_server(device, program, &arguments, root, Some(1), |_| Ok(()))
     }
 
+    /// The example `ingest`. It writes each upload to `taken` in its folder, and counts the lines of
+    /// `strings` there.
+    pub(crate) fn ingest(device: Device, arguments: &[&str]) -> Result<Fixture, Failed> {
+        let root = Temporary::new()?;
+        crate::ingest::write_file(&root)?;
+        let [taken, strings] = ["taken", "strings"].map(|name| root.file(name));
+        let program = server_program("ingest", &INGEST)?;
+        let own = ["--to", &taken, "--strings", &strings];
+        let option = [device.option(), device.interface()];
+        let arguments = [&option[..], &common()[..], &own, arguments].concat();
+        Fixture::start_server(device, program, &arguments, root, None, |_| Ok(()))
+    }
+
     /// The example `services`.
     pub(crate) fn services(device: Device, arguments: &[&str]) -> Result<Fixture, Failed> {
         Fixture::services_after(device, arguments, |_| Ok(()))
@@ -905,6 +918,7 @@ static HTTP_SERVER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static HTTPS_SERVER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static HTTPS_GET: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static SERVICES: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+static INGEST: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static ROUTER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static TUNNEL: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static UDP_ECHO: OnceLock<Result<PathBuf, String>> = OnceLock::new();

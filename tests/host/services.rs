@@ -39,7 +39,10 @@ const LEAST: f64 = (128u32 << 20) as f64;
 const FRAMES: &str = "2000";
 
 /// Bounded by bytes, not by seconds: a machine that stalls for a second causes no failure.
-fn iperf3_runs_each_way(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
+pub(crate) fn iperf3_runs_each_way(
+    fixture: &Fixture,
+    figure: &dyn Fn(String),
+) -> Result<(), Failed> {
     for (direction, more) in [
         ("theirs", &[][..]),
         ("ours", &["-R"]),

@@ -51,8 +51,9 @@ impl UnitProcessor for Circular {
         self.inner.header_len()
     }
 
-    fn received_len(&self, header: &[u8], arrived: usize) -> Result<usize, Failure> {
-        self.inner.received_len(header, arrived)
+    fn received_len(&self, offset: u64, header: &[u8], arrived: usize) -> Result<usize, Failure> {
+        self.inner
+            .received_len(offset % self.period, header, arrived)
     }
 
     fn receive(&self, offset: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {

@@ -105,7 +105,7 @@ impl UnitProcessor for Disguise {
         if self.is_fixed { 0 } else { HEADER }
     }
 
-    fn received_len(&self, header: &[u8], _: usize) -> Result<usize, Failure> {
+    fn received_len(&self, _: u64, header: &[u8], _: usize) -> Result<usize, Failure> {
         match *header {
             [] => Ok(self.max_unit()),
             [MAGIC, high, low] => Ok(HEADER + usize::from(u16::from_be_bytes([high, low])) + SUM),
@@ -326,6 +326,61 @@ fn units_keep_every_byte_while_workers_stall_and_die_within_them() {
             .sum::<u64>())
     });
     assert!(deaths.iter().sum::<u64>() > 10, "{deaths:?}");
+}
+
+/// Units of 100 bytes, up to a position where one ends in any case.
+#[derive(Debug)]
+struct UpTo(u64);
+
+impl UnitProcessor for UpTo {
+    fn max_payload(&self) -> usize {
+        100
+    }
+
+    fn max_unit(&self) -> usize {
+        100
+    }
+
+    fn received_len(&self, offset: u64, _: &[u8], _: usize) -> Result<usize, Failure> {
+        let left = self.0.checked_sub(offset).filter(|left| *left > 0);
+        Ok(left.map_or(100, |left| left.min(100) as usize))
+    }
+
+    fn receive(&self, _: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {
+        payload
+            .iter_mut()
+            .zip(unit)
+            .for_each(|(to, from)| *to = !from);
+        Ok(unit.len())
+    }
+
+    fn sent_len(&self, payload_len: usize) -> usize {
+        payload_len
+    }
+
+    fn send(&self, _: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
+        unit.iter_mut()
+            .zip(payload)
+            .for_each(|(to, from)| *to = !from);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_unit_may_end_where_its_offset_says() {
+    let texts = [text(50_250, 1), text(250, 2)];
+    for variant in VARIANTS {
+        // Each end knows how much the other one sends.
+        let processors = [UpTo(250), UpTo(50_250)];
+        let mut pair = Pair::new(host(variant), 1, processors);
+        for (heard, text) in pair
+            .exchange([&texts[0], &texts[1]], 10_000, 3)
+            .iter()
+            .zip([250, 50_250])
+        {
+            assert_eq!((heard.bytes.len(), heard.end), (text, Some(Ok(()))));
+        }
+    }
 }
 
 #[test]

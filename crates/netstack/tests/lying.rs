@@ -472,7 +472,7 @@ impl UnitProcessor for Meddler {
         2
     }
 
-    fn received_len(&self, _: &[u8], _: usize) -> Result<usize, Failure> {
+    fn received_len(&self, _: u64, _: &[u8], _: usize) -> Result<usize, Failure> {
         self.meddle();
         Ok(100)
     }
@@ -550,7 +550,7 @@ impl UnitProcessor for Dropper {
         100
     }
 
-    fn received_len(&self, _: &[u8], _: usize) -> Result<usize, Failure> {
+    fn received_len(&self, _: u64, _: &[u8], _: usize) -> Result<usize, Failure> {
         drop(self.0.lock().unwrap().take());
         Ok(100)
     }

@@ -185,7 +185,7 @@ impl UnitProcessor for Units {
         2
     }
 
-    fn received_len(&self, header: &[u8], _: usize) -> Result<usize, Failure> {
+    fn received_len(&self, _: u64, header: &[u8], _: usize) -> Result<usize, Failure> {
         Ok(2 + usize::from(u16::from_be_bytes([header[0], header[1]])))
     }
 

@@ -1,7 +1,7 @@
 //! Units defined by a program: pieces of a stream that all workers of the stack process.
 //!
 //! A [`UnitProcessor`] finds the end of a unit and processes it. All units have the same length, or
-//! carry their length in their first bytes, or are the bytes that have arrived. A write is cut into
+//! their first bytes or their offset determine it, or they are the bytes that have arrived. A write is cut into
 //! units, and any worker makes a unit in the send ring. Any worker also processes a unit that has
 //! arrived. So one stream uses several cores. Units keep their order: the stack sends no unit
 //! before all earlier ones are made, and the application reads none before all earlier ones are
@@ -37,7 +37,7 @@
 //!         2
 //!     }
 //!
-//!     fn received_len(&self, header: &[u8], _: usize) -> Result<usize, Failure> {
+//!     fn received_len(&self, _: u64, header: &[u8], _: usize) -> Result<usize, Failure> {
 //!         let len = header.try_into().map(u16::from_be_bytes);
 //!         Ok(2 + usize::from(len.unwrap_or(0)) + 4)
 //!     }
@@ -155,13 +155,14 @@ pub trait UnitProcessor: fmt::Debug + Send + Sync {
     }
 
     /// The length of the received unit that begins with `header`, header included; at least one.
-    /// `arrived` bytes have arrived, 1 to [`UnitProcessor::max_unit`], and more may follow: a
-    /// processor that returns `arrived` takes bytes as they arrive.
+    /// `offset`: the total length of all earlier units. `arrived` bytes have arrived, 1 to
+    /// [`UnitProcessor::max_unit`], and more may follow: a processor that returns `arrived` takes
+    /// bytes as they arrive.
     ///
     /// # Errors
     /// When no unit begins with `header`.
-    fn received_len(&self, header: &[u8], arrived: usize) -> Result<usize, Failure> {
-        let _ = (header, arrived);
+    fn received_len(&self, offset: u64, header: &[u8], arrived: usize) -> Result<usize, Failure> {
+        let _ = (offset, header, arrived);
         Ok(self.max_unit())
     }
 
@@ -360,10 +361,10 @@ impl Codec for Units {
         self.header_len
     }
 
-    fn unit_len(&self, header: &[u8], arrived: usize) -> Result<usize, Failure> {
+    fn unit_len(&self, offset: u64, header: &[u8], arrived: usize) -> Result<usize, Failure> {
         let arrived = arrived.min(self.max_unit);
         self.len(self.header_len.max(1), || {
-            self.processor.received_len(header, arrived)
+            self.processor.received_len(offset, header, arrived)
         })
     }
 

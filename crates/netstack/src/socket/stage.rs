@@ -62,9 +62,9 @@ pub(super) trait Codec: Sized + Send + Sync + 'static {
     /// How many bytes at the start of a unit determine its length; at most [`MAX_HEADER`].
     fn header_len(&self) -> usize;
 
-    /// The length of the received unit that begins with `header`, header included. `arrived` bytes
-    /// have arrived, at least one; the unit may be longer.
-    fn unit_len(&self, header: &[u8], arrived: usize) -> Result<usize, Self::Fault>;
+    /// The length of received unit `number`, which begins with `header`, header included. `arrived`
+    /// bytes have arrived, at least one; the unit may be longer.
+    fn unit_len(&self, number: u64, header: &[u8], arrived: usize) -> Result<usize, Self::Fault>;
 
     /// The number of the unit after unit `number`, which is `unit_len` bytes long.
     fn next_number(number: u64, _unit_len: usize) -> u64 {

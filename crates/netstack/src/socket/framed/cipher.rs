@@ -84,7 +84,7 @@ impl UnitProcessor for Aes256Ctr {
         MAX_PAYLOAD
     }
 
-    fn received_len(&self, _: &[u8], arrived: usize) -> Result<usize, Failure> {
+    fn received_len(&self, _: u64, _: &[u8], arrived: usize) -> Result<usize, Failure> {
         Ok(arrived)
     }
 
@@ -165,7 +165,7 @@ impl UnitProcessor for Aes256Gcm {
         HEADER
     }
 
-    fn received_len(&self, header: &[u8], _: usize) -> Result<usize, Failure> {
+    fn received_len(&self, _: u64, header: &[u8], _: usize) -> Result<usize, Failure> {
         let len = header.try_into().map(u16::from_be_bytes);
         Ok(usize::from(len.unwrap_or(u16::MAX)) + Self::OVERHEAD)
     }
@@ -249,7 +249,7 @@ mod tests {
         let mut record = vec![0; gcm.sent_len(200)];
         let mut text = vec![0; MAX_PAYLOAD];
         gcm.send(512, &[7; 200], &mut record).unwrap();
-        assert_eq!(gcm.received_len(&record[..HEADER], 2), Ok(record.len()));
+        assert_eq!(gcm.received_len(0, &record[..HEADER], 2), Ok(record.len()));
         assert_eq!(gcm.receive(512, &record, &mut text), Ok(200));
         assert_eq!(text[..200], [7; 200]);
         assert_eq!(gcm.receive(513, &record, &mut text), Err(Failure::Forged));

@@ -91,7 +91,7 @@ impl UnitProcessor for Search {
         MAX_PAYLOAD
     }
 
-    fn received_len(&self, _: &[u8], arrived: usize) -> Result<usize, Failure> {
+    fn received_len(&self, _: u64, _: &[u8], arrived: usize) -> Result<usize, Failure> {
         Ok(arrived)
     }
 

@@ -125,7 +125,7 @@ impl<C: Codec> Stage<C> {
             for (to, from) in header.iter_mut().zip(a.iter().chain(b)) {
                 *to = *from;
             }
-            let (unit_len, bad) = match codec.unit_len(header, arrived as usize) {
+            let (unit_len, bad) = match codec.unit_len(receiver.number, header, arrived as usize) {
                 Ok(len) => (len, None),
                 Err(fault) => (header_len, Some(Err(fault))),
             };

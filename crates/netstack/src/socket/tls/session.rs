@@ -118,7 +118,7 @@ impl Codec for Keys {
         HEADER
     }
 
-    fn unit_len(&self, header: &[u8], _: usize) -> Result<usize, AlertDescription> {
+    fn unit_len(&self, _: u64, header: &[u8], _: usize) -> Result<usize, AlertDescription> {
         let (header, _) = header
             .split_first_chunk()
             .ok_or(AlertDescription::DecodeError)?;
