@@ -34,7 +34,7 @@ const PARTS: [Part; 10] = [
         without: Some("crates/netstack/proto"),
         ..part("crates/netstack", 64_600, 45_000)
     },
-    part("crates/bench", 31_800, 21_000),
+    part("crates/bench", 32_600, 21_000),
     part("crates/preload", 6_500, 4_000),
     part("crates/testkit", 3_500, 3_000),
     part("tests", 21_600, 11_500),

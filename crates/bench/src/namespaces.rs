@@ -216,7 +216,7 @@ impl Drop for CubicAllowed {
     }
 }
 
-/// A process of this program in a namespace. Killed when its owner goes.
+/// A process in a namespace. Killed when its owner goes.
 #[derive(Debug)]
 pub struct Process {
     child: Child,

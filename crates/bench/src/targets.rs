@@ -54,6 +54,12 @@ pub const TARGETS: &[Target] = &[
         published: &[],
     },
     Target {
+        name: "field",
+        about: "examples as users start them and Linux' servers, with clients that others wrote; needs root and programs",
+        takes: "about 25 minutes; --quick: 3 minutes",
+        published: &[],
+    },
+    Target {
         name: "floods",
         about: "honest clients of a server, ours and Linux's, under floods; needs root, ip, curl and wrk",
         takes: "about 40 minutes; --quick: 4 minutes",

@@ -1,0 +1,761 @@
+//! Examples as a user starts them, with clients that others wrote, and Linux beside them.
+//!
+//! ```text
+//! sudo -E env "PATH=$PATH" cargo bench field -- [options]
+//! ```
+//!
+//! Without root or a program it names its requirements, and ends with success. It builds the
+//! examples first.
+//!
+//! | option | what | default |
+//! |---|---|---|
+//! | `--device packet,tap,xdp` | how our stack reaches the client | all |
+//! | `--load NAME,...` | the rows, see below | the usual ones of the device |
+//! | `--way receive,send` | which way the bytes go, seen from the server; for `iperf3` | both |
+//! | `--frames large,small` | up to 64 KB, or no longer than the MTU: TSO and GSO off at both ends | both; large alone for `xdp` |
+//! | `--rounds N`, `--seconds N` | rounds of all servers in turn, and how long a client runs | 5, 2 |
+//! | `--quick` | one round of one second, `packet` and large frames only | |
+//! | `--starts` | instead: ten starts of `services` in a row | |
+//! | `--examples FOLDER` | where the programs are | they are built |
+//!
+//! | load | client | our server | Linux' server |
+//! |---|---|---|---|
+//! | `iperf3`, `iperf3-zero-copy`, `iperf3-v6` | `iperf3`, with `-Z`, over IPv6 | `services` | `iperf3 -s`; for a TAP that receives, a program in C that only counts its frames |
+//! | `curl` | `curl` gets bytes | `services` | `services --linux` |
+//! | `wrk`, `wrk-1000` | `wrk` with 100 or 1000 connections | `services` | `nginx` as one process |
+//! | `http_server` | `wrk` with 1000 connections | `http_server --poller` | `nginx` as one process |
+//! | `search`, `blocks`, `aes` | `iperf3` | `services --process NAME` | the same with `--linux`: the work in the application's thread |
+//! | `ingest` | `curl -T` | `ingest` | `ingest --linux` |
+//!
+//! Our servers have one replica, two, and the default, which chooses (`auto`). No setting but the
+//! device is given, and no thread is pinned. Each round starts every server anew, in another
+//! order. The rate is the client's; the CPU is that of the whole machine (`/proc/stat`),
+//! in seconds of cores for each gigabyte, or for each 100,000 requests of `wrk`. For a TAP that sends,
+//! Linux' row is over a veth pair, since a TAP has one kernel only.
+//!
+//! The bound of a row with work is the rate at which both cores would do what the run with one
+//! replica did, its client included, without waiting.
+//!
+//! Before each client, a control runs the same loop on every core. A sample whose control took
+//! more than 1.1 times the median is disturbed, and left out of ratios if others remain.
+//!
+//! AF_XDP does not say which checksums the peer left unfinished, so there the peer computes them
+//! (`ethtool -K veth0 tx off`), as the example asks for.
+
+#[cfg(target_os = "linux")]
+mod run {
+    use dominoes_bench::namespaces::{
+        self, CubicAllowed, Namespace, Outcome, Process, machine_nanos, requests_per_second,
+    };
+    use dominoes_bench::report::Run;
+    use dominoes_bench::rounds::{self, Reading};
+    use dominoes_bench::spread::Spread;
+    use dominoes_bench::table::{Bar, Bars, Limit, Table};
+    use dominoes_bench::targets::{self, list};
+    use std::fs::{self, File};
+    use std::hint::black_box;
+    use std::path::PathBuf;
+    use std::process::{Command, ExitCode, Stdio};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    /// How long a server may take until it listens; with IPv6 it first looks for its address.
+    const PATIENCE: Duration = Duration::from_secs(10);
+    /// The bytes of an HTTP transfer for each second that the client is to run.
+    const HTTP_BYTES: u64 = 1_000_000_000;
+    /// The bytes of an upload for each second.
+    const UPLOADED: u64 = 500_000_000;
+    /// Turns of the control's loop: some 20 ms.
+    const TURNS: u64 = 20_000_000;
+    /// The machine is disturbed if the control takes this many times the median.
+    const CALM: f64 = 1.1;
+    /// Starts in a row.
+    const STARTS: usize = 10;
+    /// A reader of a TAP that only counts.
+    const COUNT: &str = include_str!("../src/count_frames.c");
+
+    dominoes_bench::named! {
+        /// How our stack reaches the client.
+        enum Device { Packet = "packet", Tap = "tap", Xdp = "xdp", }
+    }
+
+    dominoes_bench::named! {
+        /// A client, and what its server does.
+        enum Load {
+            Iperf = "iperf3",
+            ZeroCopy = "iperf3-zero-copy",
+            V6 = "iperf3-v6",
+            Curl = "curl",
+            Wrk = "wrk",
+            Wrk1000 = "wrk-1000",
+            HttpServer = "http_server",
+            Search = "search",
+            Blocks = "blocks",
+            Aes = "aes",
+            Ingest = "ingest",
+        }
+    }
+
+    impl Load {
+        /// Whether the client is `wrk`.
+        fn is_requests(self) -> bool {
+            matches!(self, Load::Wrk | Load::Wrk1000 | Load::HttpServer)
+        }
+
+        /// Whether the server works on the bytes.
+        fn is_work(self) -> bool {
+            matches!(self, Load::Search | Load::Blocks | Load::Aes | Load::Ingest)
+        }
+
+        /// The directions that it has.
+        fn ways(self) -> &'static [Way] {
+            match self {
+                Load::Search | Load::Blocks | Load::Ingest => &[Way::Receive],
+                Load::Iperf | Load::ZeroCopy | Load::V6 | Load::Aes => &Way::ALL,
+                _ => &[Way::Send],
+            }
+        }
+
+        /// The default loads of a device.
+        fn usual(device: Device, frames: Frames) -> &'static [Load] {
+            match (device, frames) {
+                (Device::Packet, Frames::Large) => &Load::ALL,
+                (Device::Packet, Frames::Small) => &[Load::Iperf, Load::Curl, Load::Wrk],
+                (Device::Tap, _) => &[Load::Iperf],
+                (Device::Xdp, Frames::Large) => &[Load::Iperf, Load::Curl],
+                (Device::Xdp, Frames::Small) => &[],
+            }
+        }
+    }
+
+    dominoes_bench::named! {
+        enum Way { Receive = "receive", Send = "send", }
+    }
+
+    dominoes_bench::named! {
+        enum Frames { Large = "large", Small = "small", }
+    }
+
+    dominoes_bench::named! {
+        enum Server { Linux = "Linux", One = "one", Two = "two", Auto = "auto", }
+    }
+
+    #[derive(Debug)]
+    struct Options {
+        devices: Vec<Device>,
+        loads: Option<Vec<Load>>,
+        ways: Vec<Way>,
+        frames: Vec<Frames>,
+        rounds: usize,
+        seconds: u64,
+        starts: bool,
+        /// Empty: to be built.
+        examples: PathBuf,
+    }
+
+    /// A measurement of all servers.
+    #[derive(Clone, Copy, Debug, serde::Serialize)]
+    struct Row {
+        device: Device,
+        frames: Frames,
+        load: Load,
+        way: Way,
+    }
+
+    /// The result of a client.
+    #[derive(Clone, Copy, serde::Serialize)]
+    struct Sample {
+        /// Gbit/s, or thousands of requests in a second.
+        rate: f64,
+        /// Seconds of cores for each gigabyte, or for each 100,000 requests.
+        cpu: f64,
+        /// Milliseconds of the control before it.
+        control: f64,
+    }
+
+    pub(crate) fn main() -> ExitCode {
+        targets::main("field", run)
+    }
+
+    fn options(mut args: lexopt::Parser) -> Outcome<Options> {
+        use lexopt::prelude::*;
+        let mut options = Options {
+            devices: Device::ALL.to_vec(),
+            loads: None,
+            ways: Way::ALL.to_vec(),
+            frames: Frames::ALL.to_vec(),
+            rounds: 5,
+            seconds: 2,
+            starts: false,
+            examples: PathBuf::new(),
+        };
+        while let Some(arg) = args.next()? {
+            let Long(name) = arg else {
+                return Err(arg.unexpected().into());
+            };
+            let name = name.to_owned();
+            match &*name {
+                "quick" => {
+                    (options.rounds, options.seconds) = (1, 1);
+                    options.devices = vec![Device::Packet];
+                    options.frames = vec![Frames::Large];
+                    continue;
+                }
+                "starts" => {
+                    options.starts = true;
+                    continue;
+                }
+                _ => {}
+            }
+            let value = args.value()?.string()?;
+            match &*name {
+                "device" => options.devices = list(&value, Device::named)?,
+                "load" => options.loads = Some(list(&value, Load::named)?),
+                "way" => options.ways = list(&value, Way::named)?,
+                "frames" => options.frames = list(&value, Frames::named)?,
+                "rounds" => options.rounds = value.parse()?,
+                "seconds" => options.seconds = value.parse()?,
+                "examples" => options.examples = value.into(),
+                _ => return Err(format!("what is --{name}?").into()),
+            }
+        }
+        Ok(options)
+    }
+
+    fn run(arguments: lexopt::Parser) -> Outcome<()> {
+        let mut options = options(arguments)?;
+        let programs = ["ip", "ethtool", "iperf3", "curl", "wrk", "nginx", "cc"];
+        let needs = "CAP_NET_ADMIN and CAP_SYS_ADMIN), `ip`, `ethtool`, `iperf3`, `curl`, `wrk`, \
+                     `nginx` and a C compiler";
+        let packages = "iproute2 ethtool iperf3 curl wrk nginx-light gcc";
+        if !targets::can_run("field", namespaces::can_run(&programs), needs, packages) {
+            return Ok(());
+        }
+        if options.examples.as_os_str().is_empty() {
+            options.examples = build()?;
+        }
+        let mut run = Run::begin("field", &options);
+        let _cubic = CubicAllowed::new()?;
+        let field = Field::new(&options)?;
+        if options.starts {
+            return Ok(run.end(vec![field.starts()?])?);
+        }
+        for &device in &options.devices {
+            for &frames in &options.frames {
+                let usual = Load::usual(device, frames);
+                let loads = options.loads.as_deref().unwrap_or(usual);
+                if !loads.is_empty() && !usual.is_empty() {
+                    field.frames(device, frames)?;
+                    run.add(field.measure(device, frames, loads)?)?;
+                }
+            }
+        }
+        Ok(run.end(Vec::new())?)
+    }
+
+    /// Builds the examples as a user does. Returns their folder.
+    fn build() -> Outcome<PathBuf> {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = Command::new(cargo);
+        command.args(["build", "--release", "--quiet", "-p", "dominoes-services"]);
+        for example in ["services", "http_server", "ingest"] {
+            command.args(["--example", example]);
+        }
+        // target/release/deps/NAME
+        let here = std::env::current_exe()?;
+        let target = here.ancestors().nth(3).ok_or("no target folder")?;
+        command.arg("--target-dir").arg(target);
+        let built = command.current_dir(env!("CARGO_MANIFEST_DIR")).status()?;
+        match built.success() {
+            true => Ok(target.join("release/examples")),
+            false => Err("the examples cannot be built".into()),
+        }
+    }
+
+    /// The network: `veth0` is ours at the near end, `veth1` belongs to kernels at both. And files.
+    struct Field<'a> {
+        options: &'a Options,
+        near: Namespace,
+        far: Namespace,
+        folder: Folder,
+    }
+
+    /// A folder that goes when its owner does.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn path(&self, name: &str) -> String {
+            self.0.join(name).display().to_string()
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            if let Err(error) = fs::remove_dir_all(&self.0) {
+                eprintln!("{} stays: {error}", self.0.display());
+            }
+        }
+    }
+
+    impl<'a> Field<'a> {
+        fn new(options: &'a Options) -> Outcome<Field<'a>> {
+            let name = format!("dominoes-field-{}", std::process::id());
+            let folder = Folder(std::env::temp_dir().join(name));
+            fs::create_dir(&folder.0)?;
+            fs::create_dir(folder.path("bytes"))?;
+            fs::write(folder.path("bytes/100"), [b'x'; 100])?;
+            // Without blocks, so that reading it costs a copy.
+            File::create(folder.path("upload"))?.set_len(UPLOADED * options.seconds)?;
+            fs::write(folder.path("count.c"), COUNT)?;
+            let [from, to] = ["count.c", "count"].map(|name| folder.path(name));
+            namespaces::run(Command::new("cc").args(["-O2", "-o", &to, &from]))?;
+            let answer = "x".repeat(100);
+            let nginx = format!(
+                "daemon off; master_process off; pid {0}/pid; error_log stderr;\n\
+                 events {{ worker_connections 4096; }}\n\
+                 http {{ access_log off; keepalive_requests 1000000000;\n\
+                 client_body_temp_path {0}/body; proxy_temp_path {0}/proxy;\n\
+                 fastcgi_temp_path {0}/fastcgi; uwsgi_temp_path {0}/uwsgi;\n\
+                 scgi_temp_path {0}/scgi;\n\
+                 server {{ listen 80 backlog=4096; location / {{ return 200 {answer}; }} }} }}\n",
+                folder.0.display()
+            );
+            fs::write(folder.path("nginx.conf"), nginx)?;
+            let [near, far] = [Namespace::new("near")?, Namespace::new("far")?];
+            far.shell("echo 0 > /proc/sys/net/ipv6/conf/default/disable_ipv6")?;
+            near.join(&far, "veth0")?;
+            near.join(&far, "veth1")?;
+            near.shell("echo 0 > /proc/sys/net/ipv6/conf/veth1/disable_ipv6")?;
+            far.ip("tuntap add dev tap0 mode tap")?;
+            for (namespace, interface, net, host) in [
+                (&far, "veth0", 78, 2),
+                (&far, "tap0", 77, 2),
+                (&far, "veth1", 79, 2),
+                (&near, "veth1", 79, 1),
+            ] {
+                namespace.ip(&format!("addr add 10.{net}.0.{host}/24 dev {interface}"))?;
+                namespace.ip(&format!(
+                    "addr add fd00:{net}::{host}/64 dev {interface} nodad"
+                ))?;
+                namespace.ip(&format!("link set {interface} up"))?;
+            }
+            near.ip("link set veth0 up")?;
+            far.ip("neigh add 10.77.0.9 lladdr 02:00:00:00:00:09 dev tap0")?;
+            Ok(Field {
+                options,
+                near,
+                far,
+                folder,
+            })
+        }
+
+        fn frames(&self, device: Device, frames: Frames) -> Outcome<()> {
+            let large = frames == Frames::Large;
+            for interface in ["veth0", "veth1"] {
+                for namespace in [&self.near, &self.far] {
+                    namespace.offloads(interface, large)?;
+                }
+            }
+            self.far.offloads("tap0", large)?;
+            // Turning checksums off turns segmentation off, too.
+            let to = if device == Device::Xdp { "off" } else { "on" };
+            self.far.shell(&format!("ethtool -K veth0 tx {to}"))
+        }
+
+        /// Starts a server. Returns it with its address.
+        fn start(&self, row: Row, server: Server) -> Outcome<(Process, String)> {
+            let Row { device, load, .. } = row;
+            let v6 = load == Load::V6;
+            let address = |net| match v6 {
+                true => format!("fd00:{net}::1"),
+                false => format!("10.{net}.0.1"),
+            };
+            let example = match load {
+                Load::HttpServer => "http_server",
+                Load::Ingest => "ingest",
+                _ => "services",
+            };
+            let program = self.options.examples.join(example).display().to_string();
+            let own = match load {
+                Load::HttpServer => {
+                    vec!["--poller".to_owned(), "--root".into(), self.folder.path("")]
+                }
+                Load::Search | Load::Blocks | Load::Aes => {
+                    vec!["--process".to_owned(), load.name().to_owned()]
+                }
+                _ => Vec::new(),
+            };
+            let mut arguments: Vec<&str> = own.iter().map(String::as_str).collect();
+            if server == Server::Linux {
+                let conf = self.folder.path("nginx.conf");
+                let (program, arguments) = match load {
+                    Load::Iperf | Load::ZeroCopy | Load::V6 => {
+                        ("iperf3", vec!["-s", "--forceflush"])
+                    }
+                    load if load.is_requests() => ("nginx", vec!["-c", &conf]),
+                    _ => {
+                        arguments.push("--linux");
+                        (&*program, arguments)
+                    }
+                };
+                let process = Process::spawn(self.near.command(program), &arguments)?;
+                if !load.is_requests() {
+                    process.line(PATIENCE)?;
+                }
+                // `nginx` prints nothing, and others print before they listen.
+                thread::sleep(Duration::from_millis(200));
+                return Ok((process, address(79)));
+            }
+            let (place, option, interface, net) = match device {
+                Device::Packet => (&self.near, "--packet", "veth0", 78),
+                Device::Xdp => (&self.near, "--xdp", "veth0", 78),
+                Device::Tap => (&self.far, "--tap", "tap0", 77),
+            };
+            let [v4, six] = [format!("10.{net}.0.1/24"), format!("fd00:{net}::1/64")];
+            arguments.extend([option, interface, "--addr", &v4]);
+            if v6 {
+                arguments.extend(["--addr6", &six]);
+            }
+            match server {
+                Server::One => arguments.extend(["--replicas", "1"]),
+                Server::Two => arguments.extend(["--replicas", "2"]),
+                Server::Linux | Server::Auto => {}
+            }
+            let process = Process::spawn(place.command(&program), &arguments)?;
+            process.line(PATIENCE)?;
+            Ok((process, address(net)))
+        }
+
+        /// Counts the frames of a TAP.
+        fn count(&self, frames: Frames) -> Outcome<Sample> {
+            let seconds = self.options.seconds.to_string();
+            let (control, work) = (control(), machine_nanos());
+            let program = self.folder.path("count");
+            let mut command = self.far.command(&program);
+            let output = command
+                .args(["tap0", "10.77.0.9", &seconds, frames.name()])
+                .output()?;
+            let work = machine_nanos() - work;
+            let said = String::from_utf8_lossy(&output.stdout);
+            let numbers: Vec<f64> = said
+                .split(' ')
+                .flat_map(|word| word.trim().parse())
+                .collect();
+            let [bytes, took] = numbers[..] else {
+                let complaint = String::from_utf8_lossy(&output.stderr);
+                return Err(format!("the counting reader: {}", complaint.trim()).into());
+            };
+            Ok(Sample {
+                rate: bytes * 8e-9 / took,
+                cpu: work as f64 / bytes,
+                control,
+            })
+        }
+
+        /// Runs a client and returns its result.
+        fn sample(&self, row: Row, server: Server) -> Outcome<Sample> {
+            let Row { load, way, .. } = row;
+            if (row.device, load, way, server)
+                == (Device::Tap, Load::Iperf, Way::Receive, Server::Linux)
+            {
+                return self.count(row.frames);
+            }
+            let (_server, address) = self.start(row, server)?;
+            let seconds = self.options.seconds.to_string();
+            let mut bytes = HTTP_BYTES * self.options.seconds;
+            let (program, words) = match load {
+                Load::Curl => {
+                    let url = format!("http://{address}/bytes/{bytes}");
+                    ("curl", vec!["-sfo".into(), "/dev/null".into(), url])
+                }
+                Load::Ingest => {
+                    bytes = UPLOADED * self.options.seconds;
+                    let (file, url) = (self.folder.path("upload"), format!("http://{address}/"));
+                    ("curl", vec!["-sfT".into(), file, url])
+                }
+                Load::Wrk | Load::Wrk1000 | Load::HttpServer => {
+                    let url = format!("http://{address}/bytes/100");
+                    let number = if load == Load::Wrk { "100" } else { "1000" };
+                    let fixed = ["-t", "2", "-c", number, "-d"].map(String::from);
+                    ("wrk", [&fixed[..], &[seconds, url]].concat())
+                }
+                _ => {
+                    let fixed = ["-J", "-c", &address, "-t", &seconds].map(String::from);
+                    let zero_copy = (load == Load::ZeroCopy).then(|| "-Z".to_owned());
+                    let reverse = (way == Way::Send).then(|| "-R".to_owned());
+                    let words = fixed.into_iter().chain(zero_copy).chain(reverse);
+                    ("iperf3", words.collect())
+                }
+            };
+            let control = control();
+            let (begin, work) = (Instant::now(), machine_nanos());
+            let mut command = self.far.command(program);
+            let output = command.args(words).stdin(Stdio::null()).output()?;
+            let (took, work) = (begin.elapsed().as_secs_f64(), machine_nanos() - work);
+            let said = String::from_utf8_lossy(&output.stdout);
+            let (rate, units) = match load {
+                Load::Curl | Load::Ingest => (bytes as f64 * 8e-9 / took, bytes as f64 / 1e9),
+                load if load.is_requests() => {
+                    let rate = requests_per_second(&said).unwrap_or(0.0);
+                    (rate / 1e3, rate * self.options.seconds as f64 / 1e5)
+                }
+                _ => {
+                    let said: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();
+                    let sum = &said["end"]["sum_received"];
+                    let of = |name: &str| sum[name].as_f64().unwrap_or(0.0);
+                    (of("bits_per_second") / 1e9, of("bytes") / 1e9)
+                }
+            };
+            if !output.status.success() || rate <= 0.0 {
+                let complaint = String::from_utf8_lossy(&output.stderr);
+                let server = server.name();
+                return Err(format!("{row:?}, {server}: {} {said}", complaint.trim()).into());
+            }
+            let cpu = work as f64 / 1e9 / units;
+            Ok(Sample { rate, cpu, control })
+        }
+
+        fn measure(&self, device: Device, frames: Frames, loads: &[Load]) -> Outcome<Table> {
+            let name = format!("{}, {} frames", device.name(), frames.name());
+            let unit = "Gbit/s (wrk: 1000 requests/s)";
+            let mut table = Table::new(
+                format!("{name}: {unit}; CPU s/GB (wrk: s/100,000 requests)"),
+                &[
+                    "client",
+                    "way",
+                    "server",
+                    "rate",
+                    "CPU",
+                    "rate/Linux'",
+                    "CPU/Linux'",
+                    "rate/better fixed",
+                    "bound",
+                    "rate/bound",
+                ],
+            );
+            let mut bars = Bars {
+                heading: name,
+                axis: format!("{unit}, with quartiles"),
+                ..Bars::default()
+            };
+            let (mut kept, mut controls) = (Vec::new(), Vec::new());
+            for &load in loads {
+                for way in load.ways().iter().copied() {
+                    if load.ways().len() > 1 && !self.options.ways.contains(&way) {
+                        continue;
+                    }
+                    let row = Row {
+                        device,
+                        frames,
+                        load,
+                        way,
+                    };
+                    let samples = rounds::by_turns(
+                        &mut Server::ALL.clone(),
+                        self.options.rounds,
+                        &mut |_, _| (),
+                        |server, _| Ok::<_, _>(Reading::calm(self.sample(row, *server)?)),
+                    );
+                    let samples = match samples {
+                        Ok(samples) => samples,
+                        Err(error) => {
+                            let error: Box<dyn std::error::Error + Send + Sync> = error;
+                            table.note(format!("not measured: {error}"));
+                            continue;
+                        }
+                    };
+                    let samples = Samples::new(samples);
+                    samples.fill(row, &mut table, &mut bars);
+                    controls.extend(samples.controls());
+                    kept.push((row, samples.0));
+                }
+            }
+            if let Some(control) = Spread::of(controls.iter().copied()) {
+                let apart = controls.iter().filter(|ms| **ms > CALM * control.median);
+                let (apart, all) = (apart.count(), controls.len());
+                table.note(format!(
+                    "control: {control} ms; {apart} of {all} samples were disturbed"
+                ));
+            }
+            table.bars(bars);
+            table.keep(&kept);
+            Ok(table)
+        }
+
+        /// Starts `services` again and again, as a new user does, and asks each once each way.
+        fn starts(&self) -> Outcome<Table> {
+            self.frames(Device::Packet, Frames::Large)?;
+            let columns = ["way", "Gbit/s of each start", "median", "worst/median"];
+            let mut table = Table::new(format!("{STARTS} starts of services"), &columns);
+            for way in Way::ALL {
+                let row = Row {
+                    device: Device::Packet,
+                    frames: Frames::Large,
+                    load: Load::Iperf,
+                    way,
+                };
+                let rates = (0..STARTS).map(|_| Ok(self.sample(row, Server::Auto)?.rate));
+                let rates = rates.collect::<Outcome<Vec<f64>>>()?;
+                let median = Spread::of(rates.iter().copied()).map_or(0.0, |rate| rate.median);
+                let worst = rates.iter().copied().fold(f64::INFINITY, f64::min) / median;
+                let each: Vec<String> = rates.iter().map(|rate| format!("{rate:.1}")).collect();
+                table.row(vec![
+                    way.name().to_owned(),
+                    each.join(" "),
+                    format!("{median:.1}"),
+                    format!("{worst:.2}"),
+                ]);
+                let what = format!("{}, worst start over the median", way.name());
+                table.bound(&what, Some(Spread::one(worst)), Limit::AtLeast(0.9));
+            }
+            Ok(table)
+        }
+    }
+
+    /// Runs the same loop on every core. Returns the milliseconds that the slowest took.
+    fn control() -> f64 {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let turn = |sum: u64, turn: u64| black_box(sum.wrapping_mul(31) ^ turn);
+        let begin = Instant::now();
+        thread::scope(|scope| {
+            for _ in 0..cores {
+                scope.spawn(|| black_box((0..TURNS).fold(7, turn)));
+            }
+        });
+        begin.elapsed().as_secs_f64() * 1e3
+    }
+
+    /// The samples of each server, by rounds.
+    struct Samples(Vec<Vec<Reading<Sample>>>);
+
+    impl Samples {
+        /// Finds out which of them are calm.
+        fn new(mut samples: Vec<Vec<Reading<Sample>>>) -> Samples {
+            let controls = samples.iter().flatten().map(|one| one.value.control);
+            let median = Spread::of(controls).map_or(0.0, |control| control.median);
+            for one in samples.iter_mut().flatten() {
+                one.is_calm = one.value.control <= CALM * median;
+            }
+            Samples(samples)
+        }
+
+        fn controls(&self) -> impl Iterator<Item = f64> {
+            self.0.iter().flatten().map(|one| one.value.control)
+        }
+
+        fn of(&self, server: Server, of: fn(&Sample) -> f64) -> Vec<Reading<f64>> {
+            let own = self.0[server as usize].iter();
+            own.map(|one| Reading {
+                value: of(&one.value),
+                is_calm: one.is_calm,
+            })
+            .collect()
+        }
+
+        fn rates(&self, server: Server) -> Vec<Reading<f64>> {
+            self.of(server, |one| one.rate)
+        }
+
+        fn cpus(&self, server: Server) -> Vec<Reading<f64>> {
+            self.of(server, |one| one.cpu)
+        }
+
+        /// The rate of one replica or of two, whichever is better.
+        fn better(&self) -> Vec<Reading<f64>> {
+            let [one, two] = [Server::One, Server::Two].map(|server| self.rates(server));
+            let better = |(one, two): (&Reading<f64>, &Reading<f64>)| Reading {
+                value: one.value.max(two.value),
+                is_calm: one.is_calm && two.is_calm,
+            };
+            one.iter().zip(&two).map(better).collect()
+        }
+
+        /// The rate at which all cores would do what the run with one replica did.
+        fn bounds(&self) -> Vec<Reading<f64>> {
+            let cores = thread::available_parallelism().map_or(1, usize::from) as f64;
+            let bound = |cpu: Reading<f64>| Reading {
+                value: 8.0 * cores / cpu.value,
+                ..cpu
+            };
+            self.cpus(Server::One).into_iter().map(bound).collect()
+        }
+
+        /// Adds the lines of a row to the table, its goals, and its bars.
+        fn fill(&self, row: Row, table: &mut Table, bars: &mut Bars) {
+            let (load, way) = (row.load.name(), row.way.name());
+            let text =
+                |of: Vec<Reading<f64>>| Spread::text(rounds::kept(&of).0.into_iter().copied(), 2);
+            let (better, bounds) = (self.better(), self.bounds());
+            for server in Server::ALL {
+                let (rates, cpus) = (self.rates(server), self.cpus(server));
+                let is_work = row.load.is_work() && server != Server::Linux;
+                let of_work = |of: &dyn Fn() -> Vec<Reading<f64>>| match is_work {
+                    true => text(of()),
+                    false => String::new(),
+                };
+                table.row(vec![
+                    load.to_owned(),
+                    way.to_owned(),
+                    server.name().to_owned(),
+                    text(rates.clone()),
+                    text(cpus.clone()),
+                    text(rounds::over(&rates, &self.rates(Server::Linux))),
+                    text(rounds::over(&cpus, &self.cpus(Server::Linux))),
+                    text(rounds::over(&rates, &better)),
+                    of_work(&|| bounds.clone()),
+                    of_work(&|| rounds::over(&rates, &bounds)),
+                ]);
+                if let Some(rate) = rounds::spread(&rates) {
+                    let name = format!("{load}, {way}: {}", server.name());
+                    bars.bars.push(Bar::new(name, server.name(), rate, 2));
+                }
+            }
+            self.set_goals(row, table);
+        }
+
+        /// Adds the goals of a row.
+        fn set_goals(&self, row: Row, table: &mut Table) {
+            let auto = self.rates(Server::Auto);
+            let cpu = rounds::over(&self.cpus(Server::Auto), &self.cpus(Server::Linux));
+            let large = row.frames == Frames::Large;
+            let mut goal = |what: &str, over: &[Reading<f64>], limit| {
+                let what = format!("{}, {}: {what}", row.load.name(), row.way.name());
+                table.bound(&what, rounds::spread(over), limit);
+            };
+            let over = |server| rounds::over(&auto, &self.rates(server));
+            let (linux, one) = (over(Server::Linux), over(Server::One));
+            if row.load.is_work() {
+                let of_bound = rounds::over(&auto, &self.bounds());
+                goal("rate over the bound", &of_bound, Limit::AtLeast(0.9));
+                let pays = rounds::over(&self.bounds(), &self.rates(Server::One));
+                if rounds::spread(&pays).is_some_and(|bound| bound.median > 1.65) {
+                    goal("rate over one's", &one, Limit::AtLeast(1.5));
+                    goal("rate over Linux'", &linux, Limit::AtLeast(1.5));
+                } else if row.load == Load::Ingest {
+                    goal("rate over Linux'", &linux, Limit::AtLeast(1.4));
+                }
+                return;
+            }
+            let of_better = rounds::over(&auto, &self.better());
+            goal("rate over the better", &of_better, Limit::AtLeast(0.97));
+            let least = match (row.device, large) {
+                (Device::Tap, _) => 0.9,
+                _ if row.load.is_requests() || !large => 1.0,
+                _ => 0.95,
+            };
+            goal("rate over Linux'", &linux, Limit::AtLeast(least));
+            let most = if large { 1.6 } else { 1.2 };
+            goal("CPU over Linux'", &cpu, Limit::AtMost(most));
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn main() -> std::process::ExitCode {
+    run::main()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn main() {
+    println!("field: it needs Linux");
+}
