@@ -32,7 +32,7 @@ const PARTS: [Part; 10] = [
     part("crates/netstack/proto", 33_900, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
-        ..part("crates/netstack", 64_600, 45_000)
+        ..part("crates/netstack", 64_700, 45_000)
     },
     part("crates/bench", 32_600, 21_000),
     part("crates/preload", 6_500, 4_000),

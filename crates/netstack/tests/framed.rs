@@ -4,15 +4,19 @@
 #![cfg(feature = "testkit")]
 
 use std::cell::Cell;
+use std::io::{Read, Write};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
 
+use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::framed::{Aes256Ctr, Aes256Gcm, Search};
 use dominoes_netstack::framed::{Failure, FramedStream};
 use dominoes_netstack::framed::{MAX_PAYLOAD, MAX_UNIT, UnitProcessor};
-use dominoes_netstack::testkit::Variant;
+use dominoes_netstack::testkit::{Variant, stall_in_unit, stalled_in_unit};
 use dominoes_netstack::time::Duration;
-use dominoes_netstack::{Limits, SocketError, TcpStream};
+use dominoes_netstack::{Limits, SocketError, Stack, TcpStream};
 use dominoes_testkit::faults::FaultPlan;
 use dominoes_testkit::host::Stalls;
 use dominoes_testkit::link::{Faults, LinkConfig};
@@ -381,6 +385,54 @@ fn a_unit_may_end_where_its_offset_says() {
             assert_eq!((heard.bytes.len(), heard.end), (text, Some(Ok(()))));
         }
     }
+}
+
+/// Counts received units of 100 bytes.
+#[derive(Debug, Default)]
+struct Counting(AtomicUsize);
+
+impl UnitProcessor for Counting {
+    fn max_payload(&self) -> usize {
+        100
+    }
+
+    fn max_unit(&self) -> usize {
+        100
+    }
+
+    fn receive(&self, _: u64, _: &[u8], _: &mut [u8]) -> Result<usize, Failure> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(1)
+    }
+
+    fn send(&self, _: u64, _: &[u8], _: &mut [u8]) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_reader_opens_later_units_while_a_worker_is_in_the_first() {
+    let (left, right) = memory::pair(MemoryConfig::default());
+    let stack = Stack::builder("10.0.0.1/24").replicas(1);
+    let stack = stack.start(left).unwrap();
+    let peer = Stack::builder("10.0.0.2/24").start(right).unwrap();
+    let listener = stack.listen(7, 4).unwrap();
+    let mut theirs = peer.connect("10.0.0.1:7").unwrap();
+    let counting = Arc::new(Counting::default());
+    let (ours, _) = listener.accept().unwrap();
+    let mut ours = FramedStream::new(ours, Arc::clone(&counting) as _).unwrap();
+    stall_in_unit(&stack.sockets(), true);
+    // One segment.
+    theirs.write_all(&[1; 300]).unwrap();
+    while stalled_in_unit(&stack.sockets()) < 1 {
+        thread::yield_now();
+    }
+    let read = ours.try_read(&mut [0; 3]);
+    let received = counting.0.load(Ordering::Relaxed);
+    stall_in_unit(&stack.sockets(), false);
+    assert_eq!((read, received), (Err(SocketError::WouldBlock), 3));
+    ours.read_exact(&mut [0; 3]).unwrap();
+    assert_eq!(counting.0.load(Ordering::Relaxed), 3);
 }
 
 #[test]

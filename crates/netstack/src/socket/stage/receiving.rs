@@ -309,16 +309,20 @@ impl<C: Codec> Reader<C> {
                         stage.open(unit, false);
                     }
                 }
-                // The worker that is opening it notifies us.
-                UnitState::Claimed if has_missed => return Err(SocketError::WouldBlock.into()),
-                UnitState::Claimed => {
-                    has_missed = true;
-                    stream.missed();
-                    // ORDERING: SeqCst fence, pairs with the one in `EventCount::notify_all`, which
-                    // comes between the end of a unit and its notifier's check: either the notifier
-                    // sees the miss, or we find the unit.
-                    fence(Ordering::SeqCst);
-                }
+                // A worker is opening it and notifies us. Meanwhile we open a later one, if there is
+                // one: to sleep and to be woken for each unit costs as much as a unit.
+                UnitState::Claimed => match stage.opening.claim() {
+                    Some(unit) => stage.open(unit, false),
+                    None if has_missed => return Err(SocketError::WouldBlock.into()),
+                    None => {
+                        has_missed = true;
+                        stream.missed();
+                        // ORDERING: SeqCst fence, pairs with the one in `EventCount::notify_all`,
+                        // which comes between the end of a unit and its notifier's check: either
+                        // the notifier sees the miss, or we find the unit.
+                        fence(Ordering::SeqCst);
+                    }
+                },
                 UnitState::Free => self.find_more(&stream)?,
             }
         }
