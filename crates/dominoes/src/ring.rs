@@ -707,11 +707,15 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
             fence(Ordering::Release);
             let (index, lap) = (self.ring.index(seq), self.ring.lap(seq));
             let head = (n as usize).min(self.ring.laps.len() - index);
-            for byte in &self.ring.laps[index..index + head] {
-                byte.store(lap, STORE_AFTER_FENCE);
-            }
-            for byte in &self.ring.laps[..n as usize - head] {
-                byte.store(lap.wrapping_add(1), STORE_AFTER_FENCE);
+            if n == 1 {
+                self.ring.laps[index].store(lap, STORE_AFTER_FENCE);
+            } else {
+                for byte in &self.ring.laps[index..index + head] {
+                    byte.store(lap, STORE_AFTER_FENCE);
+                }
+                for byte in &self.ring.laps[..n as usize - head] {
+                    byte.store(lap.wrapping_add(1), STORE_AFTER_FENCE);
+                }
             }
             self.ring.entries.notify();
         }

@@ -630,3 +630,57 @@ fn a_gigabyte_is_copied_in_pieces_while_two_threads_write() {
     let (took, longest) = join_large(12_000_000);
     println!("12,000,000 entries: joined in {took:?}, longest write {longest:?}");
 }
+
+/// Eight equal numbers. An operation adds to all of them.
+#[derive(Clone)]
+struct Equal([u64; 8]);
+
+impl StateMachine for Equal {
+    type Op = u64;
+    type Answer = u64;
+    fn apply(&mut self, n: &u64) -> u64 {
+        self.0.iter_mut().for_each(|number| *number += n);
+        self.0[0]
+    }
+}
+
+impl Equal {
+    fn number(&self) -> u64 {
+        assert_eq!(self.0, [self.0[0]; 8], "half of a write");
+        self.0[0]
+    }
+}
+
+#[test]
+fn readers_that_no_longer_fence_see_whole_writes() {
+    let replicas = Replicated::builder(Equal([0; 8])).replicas(1).build();
+    let replicas = replicas.unwrap();
+    let (reads, ends) = (AtomicU64::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            let mut handle = replicas.handle().unwrap();
+            let (reads, ends) = (&reads, &ends);
+            scope.spawn(move || {
+                let mut last = 0;
+                while !ends.load(Ordering::Relaxed) {
+                    for _ in 0..1000 {
+                        let number = handle.read(Equal::number).unwrap();
+                        assert!(number >= last, "{number} after {last}");
+                        last = number;
+                    }
+                    reads.fetch_add(1000, Ordering::Relaxed);
+                }
+            });
+        }
+        let mut writer = replicas.handle().unwrap();
+        for n in 1..=50 {
+            // After so many reads of an unchanged state, the readers do not fence.
+            let before = reads.load(Ordering::Relaxed);
+            while n % 2 == 0 && reads.load(Ordering::Relaxed) < before + 70_000 {
+                thread::yield_now();
+            }
+            assert_eq!(writer.write(1), Ok(n));
+        }
+        ends.store(true, Ordering::Relaxed);
+    });
+}

@@ -152,8 +152,9 @@ pub(super) struct StateReader<T, C> {
     seen: Seq,
 }
 
-/// Reads of an unchanged state after which a lock becomes quiet.
-const MANY: u32 = 1024;
+/// Reads of an unchanged state after which a lock becomes quiet. They take ten times as long as the
+/// heavy fence of the next writer.
+const MANY: u32 = 1 << 14;
 
 impl<T, C> StateReader<T, C> {
     /// Takes a place of the lock, unless all are in use.
