@@ -128,11 +128,11 @@ impl Access for Swapped {
 
 struct Insert(u64, u64);
 
-/// Two copies, one of which is read while the other is written.
+/// A map of which there are several copies.
 #[derive(Clone)]
-struct TwoCopies(Map);
+struct Copied(Map);
 
-impl left_right::Absorb<Insert> for TwoCopies {
+impl left_right::Absorb<Insert> for Copied {
     fn absorb_first(&mut self, op: &mut Insert, _: &Self) {
         self.0.insert(op.0, op.1);
     }
@@ -143,8 +143,8 @@ impl left_right::Absorb<Insert> for TwoCopies {
 
 /// Each write is published at once, as the others' are.
 struct LeftRight(
-    left_right::ReadHandle<TwoCopies>,
-    Arc<Mutex<left_right::WriteHandle<TwoCopies, Insert>>>,
+    left_right::ReadHandle<Copied>,
+    Arc<Mutex<left_right::WriteHandle<Copied, Insert>>>,
 );
 
 impl Access for LeftRight {
@@ -155,6 +155,36 @@ impl Access for LeftRight {
         let mut writer = self.1.lock().expect("no panic");
         writer.append(Insert(key, value));
         writer.publish();
+    }
+}
+
+/// In the published crate of node replication, the map as a whole is read and written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Get(u64);
+
+impl node_replication::Dispatch for Copied {
+    type ReadOperation = Get;
+    type WriteOperation = (u64, u64);
+    type Response = Option<u64>;
+    fn dispatch(&self, Get(key): Get) -> Option<u64> {
+        self.0.get(&key).copied()
+    }
+    fn dispatch_mut(&mut self, (key, value): (u64, u64)) -> Option<u64> {
+        self.0.insert(key, value)
+    }
+}
+
+struct NodeReplicated(
+    Arc<node_replication::Replica<'static, Copied>>,
+    node_replication::ReplicaToken,
+);
+
+impl Access for NodeReplicated {
+    fn get(&mut self, key: u64) -> Option<u64> {
+        self.0.execute(Get(key), self.1)
+    }
+    fn insert(&mut self, key: u64, value: u64) {
+        self.0.execute_mut((key, value), self.1);
     }
 }
 
@@ -171,6 +201,7 @@ named! {
         LeftRight = "left-right",
         ArcSwap = "arc-swap",
         SkipList = "crossbeam-skiplist",
+        NodeReplication = "node-replication",
     }
 }
 
@@ -313,8 +344,18 @@ fn measure(row: &Row, number: usize, window: Duration) -> Reading<f64> {
             let access = |_| Swapped(map.clone(), Arc::clone(&lock));
             drive((0..row.threads).map(access).collect(), row, number, window)
         }
+        // A replica for each thread: nothing applies the log to one that no thread uses.
+        Peer::NodeReplication => {
+            let log = Arc::new(node_replication::Log::new(1 << 24));
+            let access = |_| {
+                let replica = node_replication::Replica::with_data(&log, Copied(map()));
+                let token = replica.register().expect("it is the first");
+                NodeReplicated(replica, token)
+            };
+            drive((0..row.threads).map(access).collect(), row, number, window)
+        }
         Peer::LeftRight => {
-            let (writer, reader) = left_right::new_from_empty(TwoCopies(map()));
+            let (writer, reader) = left_right::new_from_empty(Copied(map()));
             let writer = Arc::new(Mutex::new(writer));
             let access = |_| LeftRight(reader.clone(), writer.clone());
             drive((0..row.threads).map(access).collect(), row, number, window)
@@ -467,7 +508,36 @@ fn tables(rows: &[Row], keys: usize) -> Vec<Table> {
         bounds(table, rows);
         table.keep(&rows);
     }
+    tables.extend(projection(rows));
     tables
+}
+
+/// Projects rates of more cores with a replica each. A core applies the writes of all others, each
+/// at the cost that two near cores show, transfers included. The log's own limit is not modelled.
+fn projection(rows: &[Row]) -> Option<Table> {
+    let cores = [2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
+    let title = "dominoes, per core: million operations per second, projected from one and two";
+    let columns = ["keys, writes", "2 cores", "4", "8", "16", "32", "64 cores"];
+    let mut table = Table::new(title.to_owned(), &columns);
+    for keys in Keys::ALL {
+        // The time of an operation of each core, in microseconds.
+        let time = |writes, threads, distance| {
+            let row = find(rows, Peer::PerCore, (keys, writes, threads))?;
+            Some(threads as f64 / row.spread(distance)?.median)
+        };
+        for writes in WRITES {
+            let one = time(writes, 1, None);
+            let two = time(writes, 2, Some(Distance::Near));
+            let (Some(one), Some(two)) = (one, two) else {
+                continue;
+            };
+            let rate = |cores: f64| cores / (one + (cores - 1.0) * (two - one).max(0.0));
+            let name = format!("{}, {writes} %", keys.name());
+            let rates = cores.map(|cores| format!("{:.0}", rate(cores)));
+            table.row([name].into_iter().chain(rates).collect());
+        }
+    }
+    (!table.rows.is_empty()).then_some(table)
 }
 
 /// The goals, each as the median of ratios within a round.
@@ -518,28 +588,28 @@ fn bounds(table: &mut Table, rows: &[Row]) {
             table.bound(&what, ratio, Limit::AtLeast(1.0));
         }
         // COST (McSherry 2015): the threads that a concurrent map needs to beat the plain one.
-        for writes in WRITES {
-            let plain = at(Peer::Plain, writes, 1).and_then(|row| row.spread(None));
-            let Some(plain) = plain else { continue };
-            let of = |peer: &Peer| {
-                let beats = |threads, distance| {
-                    let spread = at(*peer, writes, threads).and_then(|row| row.spread(distance));
-                    spread.is_some_and(|spread| spread.median >= plain.median)
-                };
-                let cost = if beats(1, None) {
-                    "1"
-                } else if beats(2, near) {
-                    "2"
-                } else {
-                    "more"
-                };
-                format!("{} {cost}", peer.name())
+        let mixes = WRITES.map(|writes| [(writes, Distance::Near), (writes, Distance::Far)]);
+        for (writes, distance) in mixes.into_iter().flatten() {
+            let rate = |peer, threads, distance| {
+                let row = at(peer, writes, threads)?;
+                Some(row.spread(distance)?.median)
             };
-            let costs: Vec<String> = Peer::ALL[1..].iter().map(of).collect();
-            table.note(format!(
-                "COST, {name}, {writes} % writes, near: {}",
-                costs.join("; ")
-            ));
+            let plain = rate(Peer::Plain, 1, None);
+            let of = |peer: &Peer| {
+                let two = rate(*peer, 2, Some(distance))?;
+                let cost = match (rate(*peer, 1, None) >= plain, Some(two) >= plain) {
+                    (true, _) => "1",
+                    (_, true) => "2",
+                    _ => "more",
+                };
+                Some(format!("{} {cost}", peer.name()))
+            };
+            let costs: Vec<String> = Peer::ALL[1..].iter().filter_map(of).collect();
+            if plain.is_some() && !costs.is_empty() {
+                let place = distance.name();
+                let costs = costs.join("; ");
+                table.note(format!("COST, {name}, {writes} % writes, {place}: {costs}"));
+            }
         }
     }
 }
