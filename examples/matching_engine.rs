@@ -9,17 +9,19 @@
 //! volume of every millisecond. During the run the example corrupts one replica's book, and one
 //! replica's thread panics and joins again. At the end it matches the log once more on one
 //! thread. Every replica must hold that book, those trades and that volume. Every share must be
-//! bought, sold, or still in the book, and each trade reported once and settled once. It ends
-//! within a second and prints the result, on standard error also the message of the panic; if a
-//! check fails, it exits with an error. The package is `dominoes-examples`; the command works
-//! from the workspace root.
+//! bought, sold, or still in the book, and each trade reported once and settled once. Then one
+//! thread writes the same orders to a `Replicated` book, while another one reads the best prices
+//! from its own copy. It ends within a second and prints the result, on standard error also the
+//! message of the panic; if a check fails, it exits with an error. The package is
+//! `dominoes-examples`; the command works from the workspace root.
 
 #[path = "common/program.rs"]
 mod program;
 
 use dominoes::{
-    Channel, Group, Handled, NoBatch, Observe, Park, Priority, Publish, Replica, Semaphore, Seq,
-    Service, SystemClock, TimerFeed, Unordered, Wheel, WorkShare, channel, group::OnDivergence,
+    Channel, Group, Handled, NoBatch, Observe, Park, Priority, Publish, Replica, Replicated,
+    Semaphore, Seq, Service, StateMachine, SystemClock, TimerFeed, Unordered, Wheel, WorkShare,
+    channel, group::OnDivergence,
 };
 use std::{
     collections::BTreeMap,
@@ -107,6 +109,53 @@ impl Observe for Book {
         };
         out.copy_from_slice(&[side(&self.asks), side(&self.bids), self.trades, self.volume]);
     }
+}
+
+/// A book that is read while it is written: the book, and how many orders it has matched.
+#[derive(Clone, Default)]
+struct ReadBook(Book, Seq);
+
+impl StateMachine for ReadBook {
+    type Op = Order;
+    /// The shares that the order traded.
+    type Answer = u64;
+    fn apply(&mut self, order: &Order) -> u64 {
+        self.1 += 1;
+        self.0.apply(self.1 - 1, order).iter().sum()
+    }
+}
+
+/// Writes the orders on one thread while another one reads the best prices. Both must end with the
+/// book `plain`. Returns the number of reads.
+fn read_while_written(orders: &[Order], plain: &Book) -> Outcome<u64> {
+    let books = Replicated::builder(ReadBook::default()).replicas(2);
+    let books = books.build()?;
+    let (mut writer, mut reader) = (books.handle_on(0)?, books.handle_on(1)?);
+    thread::scope(|scope| {
+        let reading = scope.spawn(move || -> Outcome<u64> {
+            let (mut reads, mut matched) = (0, 0);
+            while matched < orders.len() as Seq {
+                let seen = reader.read(|book| (book.1, book.0.crossed()))?;
+                if seen.0 < matched || seen.1 {
+                    return Err(format!("a reader saw {seen:?} after {matched} orders").into());
+                }
+                (reads, matched) = (reads + 1, seen.0);
+            }
+            match reader.read(|book| book.0 == *plain)? {
+                true => Ok(reads),
+                false => Err("the book that was read differs".into()),
+            }
+        });
+        let mut volume = 0;
+        for order in orders {
+            volume += writer.write(*order).map_err(|error| error.why)?;
+        }
+        let reads = reading.join().map_err(|_| "the reader panicked")??;
+        match volume == plain.volume && writer.read(|book| book.0 == *plain)? {
+            true => Ok(reads),
+            false => Err("the book that was written differs".into()),
+        }
+    })
 }
 
 /// The shares that the gateway sent, in total and in each ms of its timer.
@@ -301,12 +350,14 @@ fn run(options: &Options) -> Outcome<()> {
     }
     println!(
         "{} orders of {traders} traders, {} shares traded, {} bids and {} asks open; three \
-         replicas equal the log; reported within {} ms, settled {settled:?}",
+         replicas equal the log; reported within {} ms, settled {settled:?}; {} reads of the best \
+         prices",
         all.len(),
         plain.volume,
         plain.bids.len(),
         plain.asks.len(),
-        gateway.ticks.len()
+        gateway.ticks.len(),
+        read_while_written(&all, &plain)?
     );
     Ok(())
 }
