@@ -411,3 +411,37 @@ fn a_flood_of_forged_syns_takes_little_memory_and_keeps_nobody_out() {
         assert!(more <= bound, "{more} of {bound}");
     }
 }
+
+#[test]
+fn reads_and_writes_of_replicated_state_do_not_allocate() {
+    let _turn = turn();
+    let numbers = dominoes::Replicated::builder(Numbers([0; 8])).replicas(2);
+    let numbers = numbers.build().expect("the settings are right");
+    let mut handles = [0, 1].map(|replica| numbers.handle_on(replica).expect("it is there"));
+    let mut round = |n: u64| {
+        for handle in &mut handles {
+            handle.write(n).expect("no replica fails");
+            handle.submit(n).expect("no replica fails");
+            assert!(handle.read(|numbers| numbers.0[0]).is_ok());
+            assert!(handle.read_stale(|numbers| numbers.0[0]).is_ok());
+        }
+    };
+    (0..10).for_each(&mut round);
+    HEAP.reset_peak_usage();
+    let before = HEAP.peak_usage();
+    // More than the log holds.
+    (0..5_000).for_each(&mut round);
+    assert_eq!(HEAP.peak_usage(), before);
+}
+
+#[derive(Clone)]
+struct Numbers([u64; 8]);
+
+impl dominoes::StateMachine for Numbers {
+    type Op = u64;
+    type Answer = u64;
+    fn apply(&mut self, n: &u64) -> u64 {
+        self.0[(*n % 8) as usize] += n;
+        self.0[0]
+    }
+}
