@@ -35,7 +35,7 @@ const PARTS: [Part; 10] = [
         ..part("crates/netstack", 64_700, 45_000)
     },
     part("crates/bench", 32_600, 21_000),
-    part("crates/preload", 6_500, 4_000),
+    part("crates/preload", 7_000, 4_000),
     part("crates/testkit", 3_500, 3_000),
     part("tests", 21_600, 11_500),
     part("examples", 8_700, 5_000),

@@ -223,6 +223,7 @@ const UNSAFE: [&str; 32] = [
     "crates/preload/src/sys.rs",
     "crates/preload/tests/programs/calls.rs",
     "crates/preload/tests/programs/peer.rs",
+    "crates/preload/tests/programs/stress.rs",
 ];
 
 /// The files that a frame passes through in the stack from one device to the other, except

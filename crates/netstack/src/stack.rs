@@ -836,8 +836,9 @@ impl Clock {
 
     /// A clock of a stack that has this age.
     fn at(age: Instant) -> Self {
-        let age = time::Duration::from_nanos(age.as_nanos());
-        Clock { start: now() - age }
+        Clock {
+            start: now() - time::Duration::from_nanos(age.as_nanos()),
+        }
     }
 
     pub(crate) fn now(&self) -> Instant {

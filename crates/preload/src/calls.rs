@@ -3,7 +3,7 @@
 //! A program that has this library preloaded calls these. Each finds out whether its descriptor is
 //! a socket of ours, and otherwise calls the next definition of its name. `fcntl` and `ioctl` are
 //! variadic in C; on Linux both have at most one further argument, a word, so here they have
-//! exactly one.
+//! exactly one. Cancelling a thread unwinds it, so their ABI is `C-unwind`.
 
 mod bytes;
 mod descriptors;
@@ -32,8 +32,8 @@ macro_rules! interpose {
         /// As the function of this name in C.
         #[allow(unused_unsafe, reason = "some bodies call only safe functions")]
         #[unsafe(no_mangle)]
-        pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> $returned {
-            type Function = unsafe extern "C" fn($($type),*) -> $returned;
+        pub(crate) unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $returned {
+            type Function = unsafe extern "C-unwind" fn($($type),*) -> $returned;
             static NEXT: $crate::sys::Next = $crate::sys::Next::new(
                 match core::ffi::CStr::from_bytes_with_nul(
                     concat!(stringify!($name), "\0").as_bytes(),
@@ -57,7 +57,12 @@ use interpose;
 
 /// A socket that is ours.
 pub(super) fn ours(fd: Fd) -> Option<Ours> {
-    let socket = table::socket(fd)?;
+    let mut socket = table::socket(fd)?;
+    if socket.live.is_none() && !stack::is_fork() {
+        // Another thread may be making it ours.
+        socket.await_decision();
+        socket = table::socket(fd)?;
+    }
     socket.live.is_some().then_some(Ours(socket))
 }
 

@@ -1,13 +1,16 @@
 //! UDP sockets that are ours.
 
 use core::ffi::c_int;
+use core::sync::atomic::AtomicU8;
+use core::sync::atomic::Ordering::Relaxed;
 use std::io::{IoSlice, IoSliceMut};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use dominoes_netstack::poller::direct::Watchable;
 use dominoes_netstack::{SocketError, UdpReceiver, UdpSender, UdpSocket};
 
+use crate::control::Marks;
 use crate::options;
 use crate::socket::{Common, Live, Object, Socket, errno_of, families, lock, stack};
 use crate::sys::{Errno, Fd};
@@ -18,10 +21,23 @@ pub(crate) struct Udp {
     is_at_any_address: bool,
     receiver: Mutex<UdpReceiver>,
     sender: Mutex<UdpSender>,
+    /// The control messages that the program wants, as [`control::wanted`] has them.
+    pub(crate) wanted: AtomicU8,
+    /// The hops and the traffic class of its datagrams.
+    pub(crate) marks: [AtomicU8; 2],
 }
 
-/// A received datagram: copied bytes, length, sender.
-pub(crate) type Arrived = (usize, usize, SocketAddr);
+/// A received datagram.
+pub(crate) struct Arrived {
+    pub(crate) copied: usize,
+    /// Its whole length.
+    pub(crate) len: usize,
+    pub(crate) from: SocketAddr,
+    pub(crate) hops: u8,
+    pub(crate) class: u8,
+    /// Its destination, and the number of the interface.
+    pub(crate) to: Option<(IpAddr, u32)>,
+}
 
 impl Udp {
     fn new(whole: UdpSocket, is_at_any_address: bool) -> Result<Udp, Errno> {
@@ -31,6 +47,8 @@ impl Udp {
             is_at_any_address,
             receiver: Mutex::new(receiver),
             sender: Mutex::new(sender),
+            wanted: AtomicU8::new(0),
+            marks: Default::default(),
         })
     }
 
@@ -60,9 +78,15 @@ impl Udp {
     fn take(&self, into: &mut [IoSliceMut<'_>], peeks: bool) -> Result<Arrived, SocketError> {
         let mut receiver = lock(&self.receiver);
         let received = receiver.try_peek()?;
-        let (from, (mut a, mut b)) = (received.from, received.parts);
-        let len = a.len() + b.len();
-        let mut copied = 0;
+        let (mut a, mut b) = received.parts;
+        let mut arrived = Arrived {
+            copied: 0,
+            len: a.len() + b.len(),
+            from: received.from,
+            hops: received.ttl,
+            class: received.tos,
+            to: received.info.map(|info| (info.local, info.interface)),
+        };
         for part in into {
             let mut done = 0;
             for bytes in [&mut a, &mut b] {
@@ -71,12 +95,12 @@ impl Udp {
                 *bytes = &bytes[now..];
                 done += now;
             }
-            copied += done;
+            arrived.copied += done;
         }
         if !peeks {
             receiver.consume();
         }
-        Ok((copied, len, from))
+        Ok(arrived)
     }
 
     /// Sends a datagram to `remote`, or to the connected peer.
@@ -85,7 +109,7 @@ impl Udp {
         common: &Common,
         live: &Live,
         from: &[IoSlice<'_>],
-        remote: Option<SocketAddr>,
+        (remote, marks): (Option<SocketAddr>, Marks),
         flags: c_int,
     ) -> Result<usize, Errno> {
         let joined;
@@ -105,10 +129,20 @@ impl Udp {
         }
         loop {
             let mut sender = lock(&self.sender);
+            let is_marked = marks.hops.is_some() || marks.class.is_some();
+            let [hops, class] = [&self.marks[0], &self.marks[1]].map(|one| one.load(Relaxed));
+            if is_marked {
+                let _ = sender.set_ttl(marks.hops.unwrap_or(hops).into());
+                sender.set_tos(marks.class.unwrap_or(class));
+            }
             let result = match remote {
                 Some(remote) => sender.try_send_to(bytes, remote),
                 None => sender.try_send(bytes),
             };
+            if is_marked {
+                let _ = sender.set_ttl(hops.into());
+                sender.set_tos(class);
+            }
             drop(sender);
             live.mirror.refresh();
             match result {

@@ -41,7 +41,7 @@ const TURNS: usize = 64;
 /// The longest sleep of a thread that may be cancelled.
 const CANCELLABLE: u64 = 1_000_000_000;
 /// How long the end of the process waits for the stack.
-const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_secs(5);
 
 static DRIVE: OnceLock<Drive> = OnceLock::new();
 
@@ -124,6 +124,7 @@ pub(crate) fn end() -> Option<Stack> {
         }
         thread::sleep(Duration::from_micros(50));
     }
+    stack::say("the stack is busy, so its connections end without a FIN");
     None
 }
 
@@ -156,9 +157,17 @@ pub(crate) fn beside<R>(call: impl FnOnce() -> R) -> R {
     if !drive.deputy_drives.load(Ordering::SeqCst) {
         drive.call_deputy();
     }
-    let result = call();
-    drive.sleepers.fetch_sub(1, Ordering::Relaxed);
-    result
+    let _sleeper = Sleeper(drive);
+    call()
+}
+
+/// Counts a thread that waits in the kernel, until it returns or is cancelled.
+struct Sleeper(&'static Drive);
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        self.0.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Drives the stack until `check` returns something. Sleeps until there is news, or one of `fds` is

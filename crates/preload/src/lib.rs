@@ -17,6 +17,7 @@
 mod addr;
 mod calls;
 mod config;
+mod control;
 mod datagrams;
 mod device;
 mod drive;

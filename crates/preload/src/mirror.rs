@@ -176,6 +176,13 @@ impl Mirror {
         self.end.number()
     }
 
+    /// The watch. Looks again if a thread of the stack found the lock taken meanwhile.
+    fn watcher(&self) -> Option<Arc<Watcher>> {
+        let watcher = self.shown().watcher.clone();
+        self.refresh_if_stale();
+        watcher
+    }
+
     fn shown(&self) -> MutexGuard<'_, Shown> {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -287,7 +294,7 @@ impl Mirror {
         self.wait(
             0,
             |now| now.readable || now.read_closed,
-            || sys::recv(self.end(), &mut [0], libc::MSG_PEEK),
+            || sys::await_byte(self.end()),
         )
     }
 
@@ -300,7 +307,7 @@ impl Mirror {
         self.wait(
             1,
             |now| now.writable || now.write_closed,
-            || sys::send(self.end(), &[0], 0),
+            || sys::send_byte(self.end()),
         )
     }
 
@@ -311,7 +318,7 @@ impl Mirror {
         is_ready: impl Fn(&Readiness) -> bool,
         call: impl FnOnce() -> Result<usize, Errno>,
     ) -> Result<(), Errno> {
-        let watcher = self.shown().watcher.clone();
+        let watcher = self.watcher();
         let nanos = self.timeouts[direction].load(Ordering::Relaxed);
         let timeout = (nanos > 0).then(|| Duration::from_nanos(nanos));
         while let Some(watcher) = &watcher {
@@ -350,7 +357,7 @@ impl Mirror {
 
     /// Whether the peer has sent the end of the stream, or the connection is closed.
     pub(crate) fn is_read_closed(&self) -> bool {
-        let watcher = self.shown().watcher.clone();
+        let watcher = self.watcher();
         watcher.is_some_and(|watcher| watcher.socket.look().read_closed)
     }
 

@@ -3,6 +3,7 @@
 
 use core::ffi::c_int;
 use core::num::NonZero;
+use core::sync::atomic::Ordering;
 use core::time::Duration;
 use std::net::SocketAddr;
 
@@ -10,10 +11,10 @@ use dominoes_netstack::{ConnectionStats, Keepalive, Settings, TcpState};
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 
 use crate::datagrams::Udp;
-use crate::drive;
 use crate::socket::{Common, Live, Object};
 use crate::stream::Tcp;
 use crate::sys::{self, Fd};
+use crate::{control, drive};
 
 /// The number of `TCP_INFO`'s bytes that have a meaning here.
 const INFO: usize = 136;
@@ -72,8 +73,17 @@ pub(crate) fn apply_to_datagrams(udp: &Udp, shadow: Fd, domain: c_int) {
     let _ = udp.whole.set_broadcast(broadcast);
     if let Some(hops) = hops(shadow, domain) {
         let _ = udp.whole.set_ttl(hops);
+        udp.marks[0].store(hops as u8, Ordering::Relaxed);
     }
-    udp.whole.set_tos(traffic_class(shadow, domain));
+    let class = traffic_class(shadow, domain);
+    udp.whole.set_tos(class);
+    udp.marks[1].store(class, Ordering::Relaxed);
+    let wanted = control::wanted(shadow);
+    let before = udp.wanted.swap(wanted, Ordering::Relaxed);
+    if (before ^ wanted) & control::DESTINATIONS != 0 {
+        udp.whole
+            .set_packet_info(wanted & control::DESTINATIONS != 0);
+    }
 }
 
 /// Passes an option to our stack, after the shadow has stored its value.

@@ -121,11 +121,7 @@ impl Socket {
         let (mirror, fd) = Mirror::new(flags, true)?;
         mirror.follow(watchable);
         let common = Common::new(parent.domain, true, flags & libc::SOCK_NONBLOCK != 0);
-        let live = Live {
-            mirror,
-            shadow: OnceLock::new(),
-            object,
-        };
+        let live = Live::new(mirror, OnceLock::new(), object);
         let socket = Arc::new(Socket {
             common,
             live: Some(live),
@@ -213,11 +209,7 @@ impl Socket {
             sys::replace(end, *number, flags)?;
         }
         let _ = sys::close(end);
-        let live = Live {
-            mirror,
-            shadow: OnceLock::from(shadow),
-            object,
-        };
+        let live = Live::new(mirror, OnceLock::from(shadow), object);
         live.mirror.follow(watchable);
         for (set, number, event) in epolls {
             live.poll_through(event);
@@ -234,6 +226,11 @@ impl Socket {
         Ok(socket)
     }
 
+    /// Waits while another thread makes the socket ours.
+    pub(crate) fn await_decision(&self) {
+        drop(lock(&self.common.deciding));
+    }
+
     /// Whether a socket of IPv6 excludes IPv4.
     pub(crate) fn is_only_v6(&self, shadow: Fd) -> bool {
         self.common.domain == libc::AF_INET6
@@ -241,7 +238,22 @@ impl Socket {
     }
 }
 
+impl Drop for Live {
+    fn drop(&mut self) {
+        stack::OPEN.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Live {
+    fn new(mirror: Arc<Mirror>, shadow: OnceLock<Kept>, object: Object) -> Live {
+        stack::OPEN.fetch_add(1, Ordering::Relaxed);
+        Live {
+            mirror,
+            shadow,
+            object,
+        }
+    }
+
     /// The kernel's socket that checks and stores options.
     ///
     /// # Errors

@@ -46,6 +46,8 @@ static LEAST: OnceLock<Fd> = OnceLock::new();
 
 /// Counters for `--stats`.
 pub(crate) static OURS: AtomicU64 = AtomicU64::new(0);
+/// The sockets of ours that are open.
+pub(crate) static OPEN: AtomicU64 = AtomicU64::new(0);
 pub(crate) static KERNELS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
@@ -257,8 +259,9 @@ pub(crate) extern "C" fn end() {
     if config().is_some_and(|config| config.prints_stats) {
         let stats = stack.stats();
         say(&format!(
-            "{} sockets were ours, {} the kernel's",
+            "{} sockets were ours, {} are open, {} were the kernel's",
             OURS.load(Ordering::Relaxed),
+            OPEN.load(Ordering::Relaxed),
             KERNELS.load(Ordering::Relaxed)
         ));
         let counters = stats.pump.named().chain(stats.state.named());

@@ -224,7 +224,7 @@ pub(crate) fn silence(event: &Kept) {
     let _ = syscall!(SYS_read, event.number(), &raw mut count, size_of::<u64>());
 }
 
-unsafe extern "C" {
+unsafe extern "C-unwind" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
     fn pthread_testcancel();
 }
@@ -246,6 +246,31 @@ pub(crate) fn restore_cancellation(was_allowed: bool) {
         // SAFETY: the old state is not wanted.
         unsafe { pthread_setcancelstate(CANCEL_ENABLE, core::ptr::null_mut()) };
     }
+}
+
+type Recv = unsafe extern "C-unwind" fn(Fd, *mut c_void, usize, c_int) -> isize;
+type Send = unsafe extern "C-unwind" fn(Fd, *const c_void, usize, c_int) -> isize;
+
+/// Waits until a descriptor has a byte. Unlike the other calls here, this may be cancelled.
+pub(crate) fn await_byte(fd: Fd) -> Result<usize, Errno> {
+    static NEXT: Next = Next::new(c"recv");
+    let mut byte = 0_u8;
+    // SAFETY: the library that defines this name gives it this prototype; the byte lives.
+    checked(unsafe {
+        let next = core::mem::transmute::<*mut c_void, Recv>(NEXT.address());
+        next(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) as c_long
+    })
+}
+
+/// Waits until a descriptor has room, and sends a byte. This may be cancelled, too.
+pub(crate) fn send_byte(fd: Fd) -> Result<usize, Errno> {
+    static NEXT: Next = Next::new(c"send");
+    let byte = 0_u8;
+    // SAFETY: as in `await_byte`.
+    checked(unsafe {
+        let next = core::mem::transmute::<*mut c_void, Send>(NEXT.address());
+        next(fd, (&raw const byte).cast(), 1, libc::MSG_NOSIGNAL) as c_long
+    })
 }
 
 /// Ends this thread if another has cancelled it.

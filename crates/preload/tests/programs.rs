@@ -9,6 +9,8 @@ mod calls;
 mod fixture;
 #[path = "programs/peer.rs"]
 mod peer;
+#[path = "programs/stress.rs"]
+mod stress;
 #[path = "programs/tools.rs"]
 mod tools;
 
@@ -21,13 +23,21 @@ fn main() {
     match arguments.next().as_deref() {
         Some("--calls") => return calls::run(),
         Some("--peer") => return peer::serve(),
+        Some("--stress") => return stress::run(&arguments.next().unwrap_or_default()),
         _ => {}
     }
-    let mut trials = vec![trial(
-        "every_call_returns_the_same_over_the_kernel_and_over_us",
-        &[],
-        every_call_returns_the_same_over_the_kernel_and_over_us,
-    )];
+    let mut trials = vec![
+        trial(
+            "every_call_returns_the_same_over_the_kernel_and_over_us",
+            &[],
+            every_call_returns_the_same_over_the_kernel_and_over_us,
+        ),
+        trial("threads_share_descriptors", &[], || {
+            share_descriptors("300")
+        }),
+    ];
+    let minute = || share_descriptors("60s");
+    trials.push(trial("stress", &[], minute).with_ignored_flag(true));
     for (name, tools, test) in tools::ALL {
         trials.push(trial(name, tools, test));
     }
@@ -78,4 +88,24 @@ fn every_call_returns_the_same_over_the_kernel_and_over_us() -> Result<(), Faile
         true => Ok(()),
         false => Err(wrong.join("\n").into()),
     }
+}
+
+/// Runs [`stress`] over one replica and over two; `steps` are for each thread.
+fn share_descriptors(steps: &str) -> Result<(), Failed> {
+    for replicas in ["1", "2"] {
+        let ends = Ends::new(Device::Packet)?;
+        let this = std::env::current_exe()?;
+        let _peer = fixture::Server::start(ends.peer.command(&this).arg("--peer"), "ready")?;
+        let mut command = ends.launcher(&["--replicas", replicas]);
+        let text = fixture::run(command.arg(&this).args(["--stress", steps]))?;
+        let counts: Vec<&str> = text
+            .lines()
+            .filter(|line| line.contains(" calls, "))
+            .collect();
+        println!("{replicas} replicas: {counts:?}");
+        if !text.contains("passed") || !text.contains(" 0 are open") {
+            return Err(text.into());
+        }
+    }
+    Ok(())
 }

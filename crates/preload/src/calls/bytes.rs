@@ -6,6 +6,7 @@ use std::io::{IoSlice, IoSliceMut};
 use libc::{iovec, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
 use super::{Ours, answer, interpose, ours, parts, view, view_mut, views, views_mut};
+use crate::control::Marks;
 use crate::datagrams::Arrived;
 use crate::socket::Object;
 use crate::sys::{self, Errno};
@@ -27,11 +28,9 @@ pub(super) fn receive(
     let received = match &live.object {
         Object::Tcp(tcp) => tcp.recv(common, live, into, flags).map(|len| (len, None)),
         Object::Udp(udp) => udp.recv(common, live, into, flags).map(|arrived| {
-            let (copied, len, _) = arrived;
-            let told = if flags & libc::MSG_TRUNC != 0 {
-                len
-            } else {
-                copied
+            let told = match flags & libc::MSG_TRUNC {
+                0 => arrived.copied,
+                _ => arrived.len,
             };
             (told, Some(arrived))
         }),
@@ -54,6 +53,24 @@ pub(super) unsafe fn transmit(
     to: *const sockaddr,
     len: socklen_t,
 ) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { transmit_marked(ours, from, flags, (to, len), Marks::default()) }
+}
+
+/// As [`transmit`], with the marks of a control message.
+///
+/// # Errors
+/// As `sendmsg`.
+///
+/// # Safety
+/// As [`addr::read`].
+pub(super) unsafe fn transmit_marked(
+    ours: &Ours,
+    from: &[IoSlice<'_>],
+    flags: c_int,
+    (to, len): (*const sockaddr, socklen_t),
+    marks: Marks,
+) -> Result<usize, Errno> {
     let (live, common) = (ours.live()?, &ours.0.common);
     let sent = match &live.object {
         Object::Tcp(tcp) => tcp.send(common, live, from, flags),
@@ -68,7 +85,7 @@ pub(super) unsafe fn transmit(
                     libc::EAFNOSUPPORT
                 });
             }
-            udp.send(common, live, from, remote, flags)
+            udp.send(common, live, from, (remote, marks), flags)
         }
     };
     drive::pass();
@@ -140,8 +157,8 @@ interpose! {
             let (len, arrived) = receive(&ours, &mut [view], flags)?;
             match arrived {
                 _ if address.is_null() => {}
-                Some((_, _, from)) => {
-                    addr::write(from, ours.0.common.domain, address, address_len)?;
+                Some(arrived) => {
+                    addr::write(arrived.from, ours.0.common.domain, address, address_len)?;
                 }
                 None => addr::write_bytes(&[], 0, address.cast(), address_len)?,
             }

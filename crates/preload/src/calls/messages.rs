@@ -1,13 +1,16 @@
 //! Messages: bytes in parts, with addresses.
 
 use core::ffi::{c_int, c_uint, c_void};
+use core::sync::atomic::Ordering;
 
 use libc::{mmsghdr, msghdr, sockaddr, ssize_t, timespec};
 
-use super::bytes::{receive, sender, transmit};
-use super::{Ours, answer, interpose, ours, parts, views, views_mut};
-use crate::addr;
+use super::bytes::{receive, sender, transmit_marked};
+use super::{Ours, answer, interpose, ours, parts, view, view_mut, views, views_mut};
+use crate::control::Marks;
+use crate::socket::Object;
 use crate::sys::Errno;
+use crate::{addr, control};
 
 interpose! {
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t |next| {
@@ -87,17 +90,31 @@ unsafe fn receive_message(ours: &Ours, message: *mut msghdr, flags: c_int) -> Re
         let parts = parts((*message).msg_iov, (*message).msg_iovlen, libc::EMSGSIZE)?;
         let (len, arrived) = receive(ours, &mut views_mut(parts)?, flags)?;
         (*message).msg_flags = 0;
-        (*message).msg_controllen = 0;
+        let room = core::mem::take(&mut (*message).msg_controllen);
         match arrived {
-            Some((copied, whole, from)) => {
-                if whole > copied {
+            Some(arrived) => {
+                if arrived.len > arrived.copied {
                     (*message).msg_flags |= libc::MSG_TRUNC;
+                }
+                if let Object::Udp(udp) = &ours.live()?.object {
+                    let room = if (*message).msg_control.is_null() {
+                        0
+                    } else {
+                        room
+                    };
+                    let mut control = view_mut((*message).msg_control, room)?;
+                    let wanted = udp.wanted.load(Ordering::Relaxed);
+                    let (used, has_room) = control::write(&mut control, wanted, &arrived);
+                    (*message).msg_controllen = used;
+                    if !has_room {
+                        (*message).msg_flags |= libc::MSG_CTRUNC;
+                    }
                 }
                 if !(*message).msg_name.is_null() {
                     let name: *mut c_void = (*message).msg_name;
                     let name_len = &raw mut (*message).msg_namelen;
                     addr::write(
-                        from,
+                        arrived.from,
                         ours.0.common.domain,
                         name.cast::<sockaddr>(),
                         name_len,
@@ -117,6 +134,12 @@ unsafe fn send_message(ours: &Ours, message: *const msghdr, flags: c_int) -> Res
     unsafe {
         let parts = parts((*message).msg_iov, (*message).msg_iovlen, libc::EMSGSIZE)?;
         let (name, len) = ((*message).msg_name, (*message).msg_namelen);
-        transmit(ours, &views(parts)?, flags, name.cast(), len)
+        let marks = match ours.live()?.object {
+            Object::Udp(_) => {
+                control::read(&view((*message).msg_control, (*message).msg_controllen)?)?
+            }
+            Object::Tcp(_) => Marks::default(),
+        };
+        transmit_marked(ours, &views(parts)?, flags, (name.cast(), len), marks)
     }
 }

@@ -7,15 +7,15 @@ use std::time::Instant;
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 
-use super::{answer_unit, interpose};
+use super::{answer_unit, interpose, ours};
 use crate::drive::{self, Slept, Waited};
 use crate::sys::{self, Fd};
 use crate::table;
 
 /// Begins to show the state, if this is a socket of ours.
 fn show(fd: Fd) -> bool {
-    let socket = table::socket(fd);
-    let live = socket.as_ref().and_then(|socket| socket.live.as_ref());
+    let ours = ours(fd);
+    let live = ours.as_ref().and_then(|ours| ours.0.live.as_ref());
     live.inspect(|live| live.mirror.activate()).is_some()
 }
 

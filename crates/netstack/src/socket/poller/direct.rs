@@ -1,6 +1,6 @@
 //! Watching one socket without a poller, for `dominoes-preload`. Not part of the interface.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool, atomic::Ordering};
 
 use dominoes::Watch;
 
@@ -24,9 +24,11 @@ pub struct Readiness {
 }
 
 /// A socket that a [`Watch`] can watch. It does not keep the socket open.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Watchable {
     target: Target,
+    /// Whether the last watch is where the news of the socket arrives.
+    is_placed: AtomicBool,
 }
 
 impl Watchable {
@@ -34,12 +36,15 @@ impl Watchable {
     pub fn new(socket: &impl Source) -> Watchable {
         Watchable {
             target: socket.registered().target,
+            is_placed: AtomicBool::new(false),
         }
     }
 
     /// Makes the next news for which `watch` is due fire it, once. Look at the socket afterwards.
     pub fn watch(&self, watch: &Arc<dyn Watch>) {
         self.target.watch(watch);
+        self.is_placed
+            .store(self.target.is_resolved(), Ordering::Relaxed);
     }
 
     /// Undoes [`Watchable::watch`].
@@ -47,10 +52,10 @@ impl Watchable {
         self.target.unwatch(watch);
     }
 
-    /// Whether [`Watch::is_due`] may call [`Watchable::look`]. It may not while a connection that
-    /// is being opened has no stream; then all news is due.
+    /// Whether [`Watch::is_due`] may call [`Watchable::look`]. If not, all news is due, since a
+    /// connection that is being opened had no stream when it was watched.
     pub fn may_look(&self) -> bool {
-        self.target.is_resolved()
+        self.is_placed.load(Ordering::Relaxed)
     }
 
     /// The current state of the socket.
