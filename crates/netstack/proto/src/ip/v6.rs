@@ -116,6 +116,22 @@ pub fn network(address: Address, prefix: u8) -> Address {
     Address::v6((address.bits() & mask).to_be_bytes())
 }
 
+/// The label of an address in the default policy table (RFC 6724 section 2.1): addresses of equal
+/// labels suit each other.
+const fn label(address: Address) -> u8 {
+    let [high, low] = address.words();
+    match (high >> 48, high >> 32) {
+        (0x2002, _) => 2,
+        (_, 0x2001_0000) => 5,
+        (0xfc00..=0xfdff, _) => 13,
+        (0xfec0..=0xfeff, _) => 11,
+        (0x3ffe, _) => 12,
+        (0, 0) if high == 0 && low == 1 => 0,
+        (0, 0) if high == 0 && low >> 32 == 0 => 3,
+        _ => 1,
+    }
+}
+
 impl Place {
     /// The networks of this link, with the lengths of their prefixes.
     pub fn near(&self) -> impl Iterator<Item = (Address, u8)> + '_ {
@@ -187,15 +203,20 @@ impl Place {
     }
 
     /// Our source address for packets to `remote` (RFC 6724 section 5): of matching scope, not
-    /// deprecated, and with the longest common prefix. `None` if we have no address yet.
+    /// deprecated, with the same label, and with the longest common prefix, as far as it is the
+    /// prefix of a network. `None` if we have no address yet.
     pub fn source(&self, remote: Address) -> Option<Address> {
         let is_local = |address: Address| {
             address.is_link_local() || address.is_multicast() && address.bytes()[1] & 0xf <= 2
         };
         let rank = |own: &&Own| {
             let same_scope = is_local(own.address) == is_local(remote);
+            let same_label = label(own.address) == label(remote);
+            let networks = self.on_link.iter();
+            let networks = networks.filter(|(network, len)| is_in(own.address, *network, *len));
+            let most = networks.map(|(_, len)| u32::from(*len)).max().unwrap_or(64);
             let common = (own.address.bits() ^ remote.bits()).leading_zeros();
-            (same_scope, !own.is_deprecated, common)
+            (same_scope, !own.is_deprecated, same_label, common.min(most))
         };
         // Among equals, the first.
         let best = self.addresses.iter().rev().max_by_key(rank)?;
@@ -287,6 +308,53 @@ mod tests {
         };
         assert_eq!(local.source(address("2001:db8::1")), None);
         assert_eq!(local.source(address("fe80::2")), Some(address("fe80::1")));
+    }
+
+    /// RFC 6724 section 5, rules 6 and 8.
+    #[test]
+    fn a_source_has_the_label_of_its_destination_and_only_networks_are_compared() {
+        for (own_addresses, remote, expected) in [
+            (["2002:c000:1::1", "2600::1"], "2003::1", "2600::1"),
+            (
+                ["2002:c000:1::1", "2600::1"],
+                "2002:c000:2::1",
+                "2002:c000:1::1",
+            ),
+            (["2001:0:1::1", "2600::1"], "2001:db8::1", "2600::1"),
+            (["fd00::1", "2001:db8::1"], "2600::1", "2001:db8::1"),
+            (["fd00::1", "2001:db8::1"], "fdff::1", "fd00::1"),
+            (["fec0::1", "2001:db8::1"], "fe00::1", "2001:db8::1"),
+            (["3ffe::1", "2001:db8::1"], "3fff::1", "2001:db8::1"),
+            (
+                ["2001:db8::1", "2001:db8::8000:0:0:2"],
+                "2001:db8::8000:0:0:3",
+                "2001:db8::1",
+            ),
+            (
+                ["2001:db8::1", "2001:db8:5::8"],
+                "2001:db8:5::9",
+                "2001:db8:5::8",
+            ),
+            (
+                ["2001:db8:6::1", "2001:db8:6::fff2"],
+                "2001:db8:6::fff3",
+                "2001:db8:6::fff2",
+            ),
+        ] {
+            let place = Place {
+                addresses: own_addresses.map(|text| own(text, false)).to_vec(),
+                on_link: vec![
+                    (address("2001:db8:6::"), 120),
+                    (address("2001:db8:6::ff00"), 120),
+                ],
+                ..Place::default()
+            };
+            assert_eq!(
+                place.source(address(remote)),
+                Some(address(expected)),
+                "{remote}"
+            );
+        }
     }
 
     #[test]
