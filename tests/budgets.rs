@@ -29,7 +29,7 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 const PARTS: [Part; 10] = [
     part("crates/dominoes", 22_500, 17_000),
     part("crates/drivers", 24_100, 20_000),
-    part("crates/netstack/proto", 33_900, 31_000),
+    part("crates/netstack/proto", 35_000, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
         ..part("crates/netstack", 64_700, 45_000)

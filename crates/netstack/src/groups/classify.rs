@@ -87,7 +87,10 @@ fn target_v6(grouping: &Grouping, frame: &[u8]) -> Target {
     };
     match protocol {
         TCP => Target::One(grouping.group(&flow()).into()),
-        UDP if !is_to_several(frame) => Target::One(grouping.group(&flow()).into()),
+        // A frame to us alone may carry a datagram to a group.
+        UDP if !is_to_several(frame) && header[38] != 0xff => {
+            Target::One(grouping.group(&flow()).into())
+        }
         ICMPV6 if a != ECHO_REQUEST_V6 => Target::All,
         _ => Target::One(0),
     }

@@ -93,6 +93,10 @@ impl IpHost {
                     igmp::report_old(mac, self.site.address, group, version)
                 }
                 MembershipReport::Old(group, _) => mld::report_v1(mac, local, group),
+                MembershipReport::Left(group) if group.is_v4() => {
+                    igmp::leave(mac, self.site.address, group)
+                }
+                MembershipReport::Left(group) => mld::done(mac, local, group),
             };
             self.control(frame);
         }

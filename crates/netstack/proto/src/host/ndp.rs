@@ -10,7 +10,7 @@ use crate::ip::route::{Route, Site, is_martian_v6};
 use crate::ip::v6::{Action, Ipv6Config, Ipv6Link, Place};
 use crate::packet as wire;
 use crate::packet::flow::{Address, Flow, Mac};
-use crate::packet::igmp::{Mode, Record};
+use crate::packet::igmp::Record;
 use crate::packet::mld;
 use crate::packet::ndp::{self, NdpMessage};
 use crate::time::{Duration, Instant};
@@ -146,7 +146,7 @@ impl IpHost {
         let frame = match action {
             Action::Probe(target) => ndp::solicitation(mac, nowhere, None, target),
             Action::SolicitRouters => ndp::router_solicitation(mac, local),
-            Action::Report { mut groups, is_new } => {
+            Action::Report { mut groups, mode } => {
                 if !self.neighbors.asks() {
                     // No host solicits us.
                     groups.retain(|group| !ndp::is_solicited_node(*group));
@@ -154,11 +154,6 @@ impl IpHost {
                 if groups.is_empty() {
                     return;
                 }
-                let mode = if is_new {
-                    Mode::ToExclude
-                } else {
-                    Mode::IsExclude
-                };
                 let record = |group| Record {
                     mode,
                     group,
@@ -167,7 +162,10 @@ impl IpHost {
                 let records: Vec<_> = groups.into_iter().map(record).collect();
                 mld::report(mac, local, &records)
             }
+            // No host solicits us.
+            Action::ReportV1(_) | Action::DoneV1(_) if !self.neighbors.asks() => return,
             Action::ReportV1(group) => mld::report_v1(mac, local, group),
+            Action::DoneV1(group) => mld::done(mac, local, group),
         };
         self.control(frame);
     }
@@ -188,12 +186,16 @@ impl IpHost {
             self.stats.malformed += 1;
             return None;
         };
-        let to_group = dst[..2] == [0x33, 0x33] && to.is_multicast();
+        // A frame to us alone may carry a packet to a group (RFC 6085 section 3).
+        let to_group = to.is_multicast() && (dst == self.mac || dst[..2] == [0x33, 0x33]);
         if dst != self.mac && !to_group {
             self.stats.not_ours += 1;
             return None;
         }
-        if src[0] & 1 != 0 || !self.is_looping && is_martian_v6(from, to) {
+        // Groups of scope 0 and 1 are not on any link (RFC 4291 section 2.7).
+        let is_nowhere = to.is_multicast() && to.bytes()[1] & 0xf < 2;
+        let is_martian = is_nowhere || is_martian_v6(from, to);
+        if src[0] & 1 != 0 || !self.is_looping && is_martian {
             self.stats.martians += 1;
             return None;
         }
@@ -239,7 +241,9 @@ impl IpHost {
                     return;
                 }
                 let flags = (solicited, overrides);
-                let learned = self.neighbors.advertised(target, mac, flags, now);
+                let Some(learned) = self.neighbors.advertised(target, mac, flags, now) else {
+                    return;
+                };
                 match mac {
                     Some(mac) => self.learned((target, mac), learned),
                     None => self.news.push_back(News::Heard(target)),
@@ -257,6 +261,10 @@ impl IpHost {
                 if heeds && said.reachable_ms > 0 {
                     let reachable = Duration::from_millis(said.reachable_ms.into());
                     self.neighbors.set_reachable(reachable);
+                }
+                if heeds && said.retransmit_ms > 0 {
+                    let retransmit = Duration::from_millis(said.retransmit_ms.into());
+                    self.neighbors.set_retransmit(retransmit);
                 }
                 self.tell_link(|link| link.on_router(&said, now));
             }

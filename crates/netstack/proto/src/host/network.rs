@@ -68,7 +68,13 @@ impl IpHost {
             }
             Packet::Problem { dst, problem } if ours(dst) || self.is_to_all(dst, broadcast) => {
                 self.stats.unknown += 1;
-                self.report(now, frame, IcmpError::Problem(problem));
+                // Of the hosts that share the addresses, one sees a segment or datagram; all or the
+                // first see others.
+                let upper = wire::ipv6::upper_header(frame);
+                let is_alone = matches!(upper, Some((wire::ipv6::TCP | wire::UDP, _, false)));
+                if is_alone || self.is_first {
+                    self.report(now, frame, IcmpError::Problem(problem));
+                }
             }
             Packet::TooBig {
                 dst,
@@ -98,6 +104,11 @@ impl IpHost {
     fn echo(&mut self, now: Instant, frame: &[u8], dst: Address) {
         let mac = self.mac;
         let sender = wire::ends(frame).map_or(Address::UNSPECIFIED, |(sender, _)| sender);
+        if sender.is_unspecified() {
+            // No packet goes there (RFC 4291 section 2.5.2).
+            self.stats.martians += 1;
+            return;
+        }
         let protocol = if dst.is_v4() {
             wire::ICMP
         } else {
@@ -134,13 +145,12 @@ impl IpHost {
         if !wire::is_ipv6(frame) {
             return true;
         }
-        match wire::ipv6::fragment_problem(frame) {
-            Some(problem) => {
-                self.report(now, frame, IcmpError::Problem(problem));
-                false
-            }
-            None => wire::ipv6::has_whole_chain(frame),
+        let problem = wire::ipv6::fragment_problem(frame);
+        // All hosts that share the addresses see fragments.
+        if let Some(problem) = problem.filter(|_| self.is_first) {
+            self.report(now, frame, IcmpError::Problem(problem));
         }
+        problem.is_none()
     }
 
     /// Adds a fragment. Returns the frame of the whole datagram, if this was the last fragment

@@ -1,5 +1,7 @@
 //! A host that is driven by hand: a frame goes in, frames come out.
 
+mod conformance;
+
 use core::net::Ipv6Addr;
 
 use super::*;

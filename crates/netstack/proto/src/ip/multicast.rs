@@ -2,8 +2,9 @@
 //! for IPv4, MLDv2 (RFC 3810) for IPv6.
 //!
 //! A change is reported at once and, since reports may be lost, once more within a second. A
-//! query is answered after a random delay. A router of an older version gets an answer in its
-//! version, which has no sources; changes are always reported in the newest version.
+//! query is answered after a random delay. After a query of an older version, which has no
+//! sources, we use that version until its router is gone (RFC 3376 section 7.2.1, RFC 3810 section
+//! 8.2.1).
 
 use std::collections::BTreeSet;
 
@@ -13,6 +14,9 @@ use crate::time::{Duration, Instant};
 
 /// How often a change is reported (RFC 3376 section 8.1, RFC 3810 section 9.1).
 const ROBUSTNESS: u8 = 2;
+/// How long after the answer to its query a router of an older version counts as present (RFC 3376
+/// section 8.12, RFC 3810 section 9.12).
+pub const OLDER_PRESENT: Duration = Duration::from_secs(ROBUSTNESS as u64 * 125);
 /// The longest time between these reports (RFC 3376 section 8.11, RFC 3810 section 9.11).
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum sources of a record and records of a report; all fit the minimum MTU of IPv6.
@@ -39,6 +43,8 @@ pub enum MembershipReport {
     Records(Vec<Record>),
     /// One group, for a router of this version of IGMP, or of version 1 of MLD.
     Old(Address, u8),
+    /// We have left this group; for a router of version 2 of IGMP, or of version 1 of MLD.
+    Left(Address),
 }
 
 /// A record that will be sent `left` more times.
@@ -68,6 +74,8 @@ pub struct Memberships<S> {
     members: Vec<Member<S>>,
     pending: Vec<PendingRecord>,
     answers: Vec<Answer>,
+    /// The older versions of the routers of IPv6 and IPv4, and until when.
+    older: [Option<(u8, Instant)>; 2],
 }
 
 /// Whether a group is reported to routers: the all-hosts group and groups of interface scope
@@ -109,6 +117,7 @@ impl<S> Default for Memberships<S> {
             members: Vec::new(),
             pending: Vec::new(),
             answers: Vec::new(),
+            older: [None; 2],
         }
     }
 }
@@ -174,6 +183,14 @@ impl<S: Copy + PartialEq> Memberships<S> {
             }));
     }
 
+    /// The older version that we have to use, if any.
+    fn older(&self, is_v4: bool, now: Instant) -> Option<u8> {
+        let older = self.older[usize::from(is_v4)];
+        older
+            .filter(|(_, until)| now < *until)
+            .map(|(version, _)| version)
+    }
+
     /// A router queries `group`, or all groups if it is zeros, and expects answers within
     /// `most`. `old` is the router's version, unless it is the newest. `random` returns a
     /// random time below its argument.
@@ -185,6 +202,11 @@ impl<S: Copy + PartialEq> Memberships<S> {
         mut random: impl FnMut(Duration) -> Duration,
     ) {
         let is_v4 = group.is_v4();
+        let before = self.older(is_v4, now);
+        if let Some(version) = old.filter(|old| before.is_none_or(|before| *old <= before)) {
+            self.older[usize::from(is_v4)] = Some((version, now + most + OLDER_PRESENT));
+        }
+        let old = self.older(is_v4, now);
         let asked = self.groups().filter(|one| {
             one.is_v4() == is_v4 && is_reported(*one) && (group.is_unspecified() || *one == group)
         });
@@ -225,19 +247,29 @@ impl<S: Copy + PartialEq> Memberships<S> {
         now: Instant,
         mut random: impl FnMut(Duration) -> Duration,
     ) -> Vec<MembershipReport> {
-        let mut records = Vec::new();
+        let (mut records, mut reports) = (Vec::new(), Vec::new());
+        let older = [false, true].map(|is_v4| self.older(is_v4, now));
+        let members = &self.members;
         // The records of one group stay in order, so the last one sent is the current state.
         let again = now + random(REPORT_INTERVAL);
         self.pending.retain_mut(|pending| {
             if pending.next > now {
                 return true;
             }
-            records.push(pending.record.clone());
+            let group = pending.record.group;
+            let is_member = members.iter().any(|member| member.group == group);
+            match older[usize::from(group.is_v4())] {
+                None => records.push(pending.record.clone()),
+                Some(version) if is_member => reports.push(MembershipReport::Old(group, version)),
+                // Version 1 of IGMP has no such message, and one is enough.
+                Some(1) if group.is_v4() => {}
+                Some(_) if pending.left < ROBUSTNESS => {}
+                Some(_) => reports.push(MembershipReport::Left(group)),
+            }
             pending.left -= 1;
             pending.next = again;
             pending.left > 0
         });
-        let mut reports = Vec::new();
         let due: Vec<_> = self
             .answers
             .extract_if(.., |answer| answer.at <= now)
@@ -333,7 +365,7 @@ mod tests {
         let reports = memberships.on_time(now, half);
         let records = reports.into_iter().flat_map(|report| match report {
             MembershipReport::Records(records) => records,
-            MembershipReport::Old(..) => Vec::new(),
+            MembershipReport::Old(..) | MembershipReport::Left(_) => Vec::new(),
         });
         records.map(|one| (one.mode, one.sources)).collect()
     }
@@ -433,6 +465,44 @@ mod tests {
         );
         all.on_query(Address::v6([0; 16]), (second, None), at, half);
         assert_eq!(said(&mut all, at + second), [exclude]);
+    }
+
+    #[test]
+    fn while_a_router_of_an_older_version_is_there_changes_are_said_in_it() {
+        let six = Address::of_words([0xff0e << 48, 7]);
+        for (group, version, says_so) in [(group(1), 1, false), (group(1), 2, true), (six, 1, true)]
+        {
+            let any = match group.is_v4() {
+                true => Address::from([0; 4]),
+                false => Address::v6([0; 16]),
+            };
+            let ten = Duration::from_secs(10);
+            let mut all = Memberships::default();
+            all.on_query(any, (ten, Some(version)), NOW, half);
+            let now = NOW + ten;
+            let old = [MembershipReport::Old(group, version)];
+            all.change(member(1, group, None), true, now);
+            assert_eq!(all.on_time(now, half), old);
+            assert_eq!(all.on_time(now + ten, half), old);
+            all.on_query(any, (ten, None), now + ten, half);
+            assert_eq!(
+                all.on_time(now + ten.times(2), half),
+                old,
+                "a newer router besides"
+            );
+            let now = now + ten.times(2);
+            all.change(member(1, group, None), false, now);
+            let left = Vec::from_iter(says_so.then_some(MembershipReport::Left(group)));
+            assert_eq!(all.on_time(now, half), left);
+            assert_eq!(all.on_time(now + ten, half), []);
+            let now = NOW + ten + OLDER_PRESENT;
+            all.change(member(1, group, None), true, now);
+            assert_eq!(
+                said(&mut all, now),
+                [(Mode::ToExclude, vec![])],
+                "it is gone"
+            );
+        }
     }
 
     #[test]

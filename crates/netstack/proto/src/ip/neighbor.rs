@@ -34,6 +34,9 @@ const REACHABLE: Duration = Duration::from_secs(60);
 const REACHABLE_V6: Duration = Duration::from_secs(30);
 const REACHABLE_V6_BOUNDS: (Duration, Duration) =
     (Duration::from_secs(1), Duration::from_secs(3600));
+/// Bounds of the time between two solicitations that routers may request.
+pub const RETRANS_BOUNDS: (Duration, Duration) =
+    (Duration::from_millis(100), Duration::from_secs(10));
 /// Time from the use of a stale IPv6 neighbour to its first probe (RFC 4861 section 10).
 const DELAY_FIRST_PROBE: Duration = Duration::from_secs(5);
 /// Minimum limit of the bytes that wait for one neighbour, with [`FRAME_OVERHEAD`] for each
@@ -49,7 +52,8 @@ const MAX_ANSWERED: usize = MAX_NEIGHBORS / 4;
 const MOST_WITH_ANSWERS: usize = MOST_FOR_ALL / 2;
 /// Bytes that a frame counts in addition to its length.
 pub const FRAME_OVERHEAD: usize = 64;
-/// Time between two requests for the same address (RFC 1122 section 2.3.2.1: at most one a second).
+/// Time between two requests for the same address (RFC 1122 section 2.3.2.1: at most one a second;
+/// the default of RetransTimer in RFC 4861 section 10).
 const RETRY: Duration = Duration::from_secs(1);
 /// Minimum time between two address changes of a neighbour; the rightful owner repeats its claim.
 const MOVE_INTERVAL: Duration = Duration::from_secs(1);
@@ -81,6 +85,11 @@ struct Resolution<F> {
     datagrams: VecDeque<Vec<F>>,
     /// The cost of all waiting datagrams.
     bytes: usize,
+}
+
+/// The time between two requests for `address`; that for IPv6 is `retransmit`.
+fn retry(address: Address, retransmit: Duration) -> Duration {
+    if address.is_v4() { RETRY } else { retransmit }
 }
 
 /// The cost of a datagram's frames.
@@ -128,6 +137,8 @@ pub struct Neighbors<F = Vec<u8>> {
     /// When a link-layer address last changed.
     moved: Option<Instant>,
     reachable_v6: Duration,
+    /// Time between two solicitations of an IPv6 neighbour.
+    retransmit_v6: Duration,
     table: HashMap<Address, Neighbor>,
     /// How many connections have each neighbour as their next hop. Such a neighbour is not evicted:
     /// a connection follows it only while the table holds the address from which it moved.
@@ -155,6 +166,7 @@ impl<F> Default for Neighbors<F> {
             moves: TokenBucket::new(MOVES.0, MOVES.1),
             moved: None,
             reachable_v6: REACHABLE_V6,
+            retransmit_v6: RETRY,
             table: HashMap::new(),
             needed: HashMap::new(),
             next_poll: None,
@@ -361,6 +373,13 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         self.reachable_v6 = reachable.clamp(least, most);
     }
 
+    /// Sets the time between two solicitations of an IPv6 neighbour, from routers (RFC 4861 section
+    /// 6.3.4).
+    pub fn set_retransmit(&mut self, retransmit: Duration) {
+        let (least, most) = RETRANS_BOUNDS;
+        self.retransmit_v6 = retransmit.clamp(least, most);
+    }
+
     /// Learns from an IPv6 neighbour that solicits us, or from a router: it exists, but may not
     /// receive our packets (RFC 4861 section 7.2.3).
     pub fn heard(&mut self, address: Address, mac: Mac, now: Instant) -> Learned<F> {
@@ -381,35 +400,31 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
     }
 
     /// Learns from a neighbour advertisement (RFC 4861 section 7.2.5), which may be solicited
-    /// or not, and may override a cached address or not.
+    /// or not, and may override a cached address or not. `None`: it is ignored.
     pub fn advertised(
         &mut self,
         address: Address,
         mac: Option<Mac>,
         (solicited, overrides): (bool, bool),
         now: Instant,
-    ) -> Learned<F> {
+    ) -> Option<Learned<F>> {
         let confirmed = solicited.then_some(now);
         let resolving = self.is_resolving(address);
         let Some(known) = self.table.get_mut(&address) else {
             // An unsolicited advertisement for which nothing waits creates no entry.
-            return match mac.filter(|_| resolving) {
-                Some(mac) => {
-                    self.insert(address, mac, confirmed, now);
-                    self.resolved(address, Heard::Same, now)
-                }
-                None => Learned::default(),
-            };
+            let mac = mac.filter(|_| resolving)?;
+            self.insert(address, mac, confirmed, now);
+            return Some(self.resolved(address, Heard::Same, now));
         };
         let mac = match mac {
             Some(mac) => mac,
-            None if known.is_silent => return Learned::default(),
+            None if known.is_silent => return None,
             None => known.mac,
         };
         if mac != known.mac && !overrides && !resolving {
             // The two addresses conflict: the cached one is probed when it is used.
             known.confirmed = None;
-            return Learned::default();
+            return None;
         }
         let heard = known.hear(mac, now, &mut self.moves);
         let differs = matches!(heard, Heard::Moved(_));
@@ -417,7 +432,7 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
             // Unsolicited, it makes the neighbour stale (RFC 4861 appendix C).
             (known.confirmed, known.poll) = (confirmed, None);
         }
-        self.resolved(address, heard, now)
+        Some(self.resolved(address, heard, now))
     }
 
     /// Takes whatever waited for `address`, which is resolved now. Since the waiting packets need
@@ -526,12 +541,13 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         now: Instant,
     ) -> (&mut Resolution<F>, bool) {
         let mut ask = false;
+        let retry = retry(next_hop, self.retransmit_v6);
         let asking = self.resolving.entry(next_hop).or_insert_with(|| {
             ask = true;
             self.answered += usize::from(cause == Cause::Answer);
             Resolution {
                 tries: 1,
-                again_at: now + RETRY,
+                again_at: now + retry,
                 cause,
                 opens: Vec::new(),
                 datagrams: VecDeque::new(),
@@ -653,6 +669,7 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
 
     /// Repeats unanswered requests, and gives up after [`MAX_TRIES`].
     fn ask_again(&mut self, now: Instant, overdue: &mut Overdue<F>) {
+        let retransmit = self.retransmit_v6;
         self.resolving.retain(|next_hop, asking| {
             if asking.again_at > now {
                 return true;
@@ -668,7 +685,7 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
                 return false;
             }
             asking.tries += 1;
-            asking.again_at = now + RETRY;
+            asking.again_at = now + retry(*next_hop, retransmit);
             overdue.ask.push(*next_hop);
             true
         });
@@ -679,6 +696,7 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
     /// Sends probes that are due, and marks neighbours silent that did not answer.
     fn poll(&mut self, now: Instant, overdue: &mut Overdue<F>) {
         let mut next = Instant::NEVER;
+        let retransmit = self.retransmit_v6;
         self.table.iter_mut().for_each(|(address, known)| {
             let Some((tries, at)) = &mut known.poll else {
                 return;
@@ -690,7 +708,7 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
                     return;
                 }
                 *tries += 1;
-                *at = now + RETRY;
+                *at = now + retry(*address, retransmit);
                 overdue.poll.push((*address, known.mac));
             }
             next = next.min(*at);
@@ -1025,7 +1043,7 @@ mod tests {
         let mut n: Neighbors = Neighbors::default();
         assert!(n.wait_for(PEER_V6, open(1), at(0)));
         let learned = n.advertised(PEER_V6, Some(MAC), (true, true), at(10));
-        assert_eq!(learned.opens, [open(1)]);
+        assert_eq!(learned.map(|said| said.opens), Some(vec![open(1)]));
         assert_eq!(n.lookup(PEER_V6, at(20)), Some(MAC));
         assert_eq!(n.next_deadline(), Instant::NEVER, "it is reachable");
 
@@ -1056,19 +1074,16 @@ mod tests {
     #[test]
     fn an_advertisement_nobody_waits_for_is_ignored_and_one_without_override_believed_by_nobody() {
         let mut n: Neighbors = Neighbors::default();
-        assert_eq!(
-            n.advertised(PEER_V6, Some(MAC), (true, true), at(0)),
-            Learned::default()
-        );
+        assert_eq!(n.advertised(PEER_V6, Some(MAC), (true, true), at(0)), None);
         assert_eq!(n.lookup(PEER_V6, at(0)), None);
         n.wait_for(PEER_V6, open(1), at(0));
         n.advertised(PEER_V6, Some(MAC), (true, true), at(0));
         let said = n.advertised(PEER_V6, Some(OTHER), (false, false), at(10));
-        assert_eq!(said, Learned::default());
+        assert_eq!(said, None);
         assert_eq!(n.lookup(PEER_V6, at(20)), Some(MAC));
         assert_eq!(n.next_deadline(), at(5020), "but it is asked");
         let said = n.advertised(PEER_V6, Some(OTHER), (false, true), at(30));
-        assert_eq!(said.moved, Some(MAC));
+        assert_eq!(said.and_then(|said| said.moved), Some(MAC));
         assert_eq!(n.lookup(PEER_V6, at(40)), Some(OTHER));
     }
 }

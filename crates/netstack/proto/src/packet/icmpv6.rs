@@ -159,16 +159,11 @@ fn may_report(frame: &[u8], report: IcmpError, to_group: bool) -> bool {
     // Only a packet to ourselves comes from a loopback address.
     let is_elsewhere = from.ip().is_loopback() && !to.ip().is_loopback();
     let is_one_host = !from.is_unspecified() && !from.is_multicast() && !is_elsewhere;
-    let is_error = match ipv6::walk(frame).map(|found| found.content) {
-        Ok(Content::Upper {
-            protocol: ICMPV6,
-            at,
-            ..
-        }) => frame
-            .get(at)
-            .is_none_or(|kind| *kind <= LAST_ERROR || *kind == REDIRECT),
-        _ => false,
-    };
+    // Whatever the problem in front of it is.
+    let is_error = ipv6::upper_header(frame).is_some_and(|(protocol, at, _)| {
+        let kind = frame.get(at);
+        protocol == ICMPV6 && kind.is_none_or(|kind| *kind <= LAST_ERROR || *kind == REDIRECT)
+    });
     is_one_host && !is_error && (!to_group || even_to_groups)
 }
 

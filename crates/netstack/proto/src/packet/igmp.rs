@@ -9,11 +9,14 @@ const IGMP: u8 = 2;
 const QUERY: u8 = 0x11;
 const REPORT_V1: u8 = 0x12;
 const REPORT_V2: u8 = 0x16;
+const LEAVE: u8 = 0x17;
 const REPORT_V3: u8 = 0x22;
 /// Bytes of the IPv4 header that we send, including the router-alert option (RFC 2113).
 const HEADER: usize = 24;
 /// The group of routers that process reports of version 3.
 const LISTENING_ROUTERS: [u8; 4] = [224, 0, 0, 22];
+/// The group of all routers of a link.
+const ALL_ROUTERS: [u8; 4] = [224, 0, 0, 2];
 /// The group of all hosts of a link, which is never reported.
 pub const ALL_HOSTS: [u8; 4] = [224, 0, 0, 1];
 
@@ -140,6 +143,13 @@ pub fn report_old(src_mac: [u8; 6], src: Address, group: Address, version: u8) -
     let mut message = vec![kind, 0, 0, 0];
     message.extend(group.v4_bits().to_be_bytes());
     frame(src_mac, src, group, &mut message)
+}
+
+/// Says to routers of version 2 that we leave a group (RFC 2236 section 3).
+pub fn leave(src_mac: [u8; 6], src: Address, group: Address) -> Vec<u8> {
+    let mut message = vec![LEAVE, 0, 0, 0];
+    message.extend(group.v4_bits().to_be_bytes());
+    frame(src_mac, src, ALL_ROUTERS.into(), &mut message)
 }
 
 #[cfg(test)]

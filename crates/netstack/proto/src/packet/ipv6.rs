@@ -23,7 +23,8 @@ const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const NO_NEXT_HEADER: u8 = 59;
 const DESTINATION_OPTIONS: u8 = 60;
-const TCP: u8 = 6;
+/// Protocol number of TCP.
+pub const TCP: u8 = 6;
 
 /// Limits of extension headers and of options in one of them (RFC 8504 section 5.3).
 const MAX_EXTENSIONS: usize = 8;
@@ -33,6 +34,8 @@ const MAX_OPTIONS: usize = 8;
 const ERRONEOUS_FIELD: u8 = 0;
 const UNKNOWN_HEADER: u8 = 1;
 const UNKNOWN_OPTION: u8 = 2;
+/// The first fragment lacks a part of the header chain (RFC 7112 section 5).
+const INCOMPLETE_CHAIN: u8 = 3;
 
 /// A problem with a packet, as an error reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -327,6 +330,24 @@ pub fn plain_tcp_flow(frame: &[u8]) -> Option<[u32; 3]> {
     is_plain.then(|| [word(34), word(50), word(54)])
 }
 
+/// Number and place of the upper layer's header, whatever the extension headers before it say, and
+/// whether one of them is a fragment header; `None` if the frame does not contain it.
+pub fn upper_header(frame: &[u8]) -> Option<(u8, usize, bool)> {
+    let (mut protocol, mut at) = (*frame.get(ETHERNET_HEADER + 6)?, IPV6_HEADERS);
+    let mut is_fragment = false;
+    for _ in 0..=MAX_EXTENSIONS {
+        let len = match (protocol, frame.get(at..)?) {
+            (FRAGMENT, [_, _, high, low, ..]) if (*high, low & !7) == (0, 0) => FRAGMENT_HEADER,
+            (FRAGMENT, _) => return None,
+            (HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS, [_, len, ..]) => 8 + 8 * usize::from(*len),
+            _ => return Some((protocol, at, is_fragment)),
+        };
+        is_fragment |= protocol == FRAGMENT;
+        (protocol, at) = (frame[at], at + len);
+    }
+    None
+}
+
 /// The TCP segment or UDP datagram in a frame that [`parse`] accepted as one, and both addresses.
 pub fn upper(frame: &[u8]) -> Option<(Address, Address, core::ops::Range<usize>)> {
     let (src, dst) = ends(frame)?;
@@ -462,13 +483,15 @@ pub fn fragment_problem(frame: &[u8]) -> Option<Problem> {
         return Some(Problem::field(ETHERNET_HEADER + 4));
     }
     let before = (fields.head - FRAGMENT_HEADER - IPV6_HEADERS) as u32;
-    let too_long = before + fields.offset + len > u32::from(u16::MAX);
-    too_long.then(|| Problem::field(fields.head - FRAGMENT_HEADER + 2))
+    if before + fields.offset + len > u32::from(u16::MAX) {
+        return Some(Problem::field(fields.head - FRAGMENT_HEADER + 2));
+    }
+    (!has_whole_chain(frame)).then(|| Problem::new(INCOMPLETE_CHAIN, ETHERNET_HEADER))
 }
 
 /// Whether a first fragment contains all headers, including that of the upper layer (RFC 8200
 /// section 4.5, RFC 7112); true for later fragments.
-pub fn has_whole_chain(frame: &[u8]) -> bool {
+fn has_whole_chain(frame: &[u8]) -> bool {
     let Some(fields) = fragment_fields(frame) else {
         return false;
     };

@@ -3,11 +3,12 @@
 use super::icmpv6;
 use super::igmp::Record;
 use super::ipv6::{self, Content, IPV6_HEADERS};
-use super::ndp::group_mac;
+use super::ndp::{ALL_ROUTERS, group_mac};
 use crate::packet::flow::Address;
 
 const QUERY: u8 = 130;
 const REPORT_V1: u8 = 131;
+const DONE: u8 = 132;
 const REPORT_V2: u8 = 143;
 /// The group of routers that process reports.
 const LISTENING_ROUTERS: Address = Address::of_words([0xff02 << 48, 0x16]);
@@ -41,6 +42,9 @@ pub fn parse(frame: &[u8]) -> Option<MldQuery> {
     }
     let code = u64::from(u16::from_be_bytes([fields[4], fields[5]]));
     let is_v1 = bytes.len() == 24;
+    if !is_v1 && bytes.len() < 28 {
+        return None;
+    }
     // From 32,768 on, a floating-point value (RFC 3810 section 5.1.3).
     let millis = if is_v1 || code < 1 << 15 {
         code
@@ -88,9 +92,22 @@ pub fn report(src_mac: [u8; 6], src: Address, records: &[Record]) -> Vec<u8> {
 
 /// Reports one group to a router of version 1 (RFC 2710 section 3).
 pub fn report_v1(src_mac: [u8; 6], src: Address, group: Address) -> Vec<u8> {
-    let mut message = vec![REPORT_V1, 0, 0, 0, 0, 0, 0, 0];
+    message_v1(REPORT_V1, (src_mac, src, group), group)
+}
+
+/// Says to routers of version 1 that we leave a group (RFC 2710 section 4).
+pub fn done(src_mac: [u8; 6], src: Address, group: Address) -> Vec<u8> {
+    message_v1(DONE, (src_mac, src, group), ALL_ROUTERS)
+}
+
+fn message_v1(
+    kind: u8,
+    (src_mac, src, group): ([u8; 6], Address, Address),
+    dst: Address,
+) -> Vec<u8> {
+    let mut message = vec![kind, 0, 0, 0, 0, 0, 0, 0];
     message.extend(group.bytes());
-    frame(src_mac, src, group, &mut message)
+    frame(src_mac, src, dst, &mut message)
 }
 
 #[cfg(test)]

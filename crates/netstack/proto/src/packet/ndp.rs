@@ -20,8 +20,10 @@ const SOURCE_LINK_ADDRESS: u8 = 1;
 const TARGET_LINK_ADDRESS: u8 = 2;
 const PREFIX: u8 = 3;
 const MTU: u8 = 5;
+/// A route (RFC 4191 section 2.3).
+const ROUTE: u8 = 24;
 
-/// Maximum number of prefixes that are read from a router advertisement.
+/// Maximum number of prefixes, and of routes, that are read from a router advertisement.
 pub const MAX_PREFIXES: usize = 8;
 
 /// The group of all nodes of a link.
@@ -64,6 +66,29 @@ pub struct Prefix {
     pub preferred_s: u32,
 }
 
+/// A route that a router advertises (RFC 4191 section 2.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouteInformation {
+    /// The first address of the destinations.
+    pub prefix: Address,
+    /// The length of their prefix, in bits.
+    pub len: u8,
+    /// 1: high, 0: medium, -1: low (RFC 4191 section 2.1).
+    pub preference: i8,
+    /// Lifetime in seconds; [`u32::MAX`] is forever.
+    pub lifetime_s: u32,
+}
+
+/// The preference in the byte of flags of a router or route; `None` for the reserved value.
+const fn preference(flags: u8) -> Option<i8> {
+    match flags >> 3 & 0b11 {
+        0b00 => Some(0),
+        0b01 => Some(1),
+        0b11 => Some(-1),
+        _ => None,
+    }
+}
+
 /// A router advertisement (RFC 4861 section 4.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouterAdvertisement {
@@ -83,6 +108,10 @@ pub struct RouterAdvertisement {
     pub mtu: Option<u32>,
     /// Its prefixes, in their order.
     pub prefixes: Vec<Prefix>,
+    /// Its preference as a default router, as in [`RouteInformation`].
+    pub preference: i8,
+    /// Its routes, in their order.
+    pub routes: Vec<RouteInformation>,
 }
 
 /// A message of neighbour discovery that is valid by RFC 4861 sections 6.1.2, 7.1.1, 7.1.2 and
@@ -132,6 +161,7 @@ struct NdpOptions {
     source_mac: Option<[u8; 6]>,
     target_mac: Option<[u8; 6]>,
     prefixes: Vec<Prefix>,
+    routes: Vec<RouteInformation>,
     mtu: Option<u32>,
 }
 
@@ -146,11 +176,14 @@ fn options(mut bytes: &[u8]) -> Option<NdpOptions> {
         let (option, rest) = bytes.split_at_checked(len)?;
         let mac = || option.get(2..8)?.try_into().ok();
         match kind {
+            // A link-layer address of Ethernet takes 8 bytes (RFC 2464 section 6).
+            SOURCE_LINK_ADDRESS | TARGET_LINK_ADDRESS if len != 8 => return None,
             SOURCE_LINK_ADDRESS => options.source_mac = mac(),
             TARGET_LINK_ADDRESS => options.target_mac = mac(),
             PREFIX if len == 32 && options.prefixes.len() < MAX_PREFIXES => {
                 options.prefixes.push(prefix(option));
             }
+            ROUTE if options.routes.len() < MAX_PREFIXES => options.routes.extend(route(option)),
             MTU if len == 8 => {
                 let mtu = option.last_chunk();
                 options.mtu = mtu.map(|mtu| u32::from_be_bytes(*mtu));
@@ -175,6 +208,20 @@ fn prefix(option: &[u8]) -> Prefix {
         valid_s: seconds(4),
         preferred_s: seconds(8),
     }
+}
+
+/// Reads a route option; `None` if its prefix does not fit it, or its preference is reserved.
+fn route(option: &[u8]) -> Option<RouteInformation> {
+    let (len, bits) = (option[2], option.get(8..)?);
+    let mut prefix = [0; 16];
+    let stored = bits.len().min(16);
+    prefix[..stored].copy_from_slice(&bits[..stored]);
+    (option.len() <= 24 && usize::from(len) <= 8 * bits.len()).then_some(RouteInformation {
+        prefix: Address::v6(prefix),
+        len,
+        preference: preference(option[3])?,
+        lifetime_s: super::u32_at(option, 4),
+    })
 }
 
 /// Whether the packet in a frame is a message of neighbour discovery, valid or not.
@@ -242,6 +289,8 @@ pub fn parse(frame: &[u8]) -> Option<NdpMessage> {
                     retransmit_ms: long(12),
                     mtu: options.mtu,
                     prefixes: options.prefixes,
+                    preference: preference(fields[5]).unwrap_or(0),
+                    routes: options.routes,
                 })
             })
         }
@@ -446,6 +495,8 @@ mod tests {
                 valid_s: 3600,
                 preferred_s: u32::MAX,
             }],
+            preference: 0,
+            routes: Vec::new(),
         };
         assert_eq!(read(&sent(PEER)), Some(NdpMessage::Router(expected)));
         // Only link-local addresses identify routers.

@@ -3,12 +3,15 @@
 use core::net::Ipv6Addr;
 
 use super::{Ipv6Config, Own, Place};
-use crate::ip::route::Route;
+use crate::ip::multicast::OLDER_PRESENT;
+use crate::ip::neighbor::RETRANS_BOUNDS;
+use crate::ip::route::{Route, Way};
 use crate::keys::{KeyUse, Keys};
 use crate::packet::IPV6_MIN_MTU;
 use crate::packet::flow::Address;
+use crate::packet::igmp::Mode;
 use crate::packet::mld::MldQuery;
-use crate::packet::ndp::{self, Prefix, RouterAdvertisement};
+use crate::packet::ndp::{self, Prefix, RouteInformation, RouterAdvertisement};
 use crate::time::{Duration, Instant};
 
 /// Time between two solicitations (`RetransTimer` of RFC 4861 section 10).
@@ -30,8 +33,7 @@ const MAX_ADDRESSES: usize = 16;
 const MAX_PREFIXES: usize = 16;
 const MAX_ROUTERS: usize = 8;
 const MAX_REDIRECTS: usize = 64;
-/// Bounds of the time between two solicitations that routers may request.
-const RETRANS_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+const MAX_ADVERTISED: usize = 32;
 /// An unauthenticated message reduces no lifetime below this (RFC 4862 section 5.5.3 (e)).
 const TWO_HOURS: Duration = Duration::from_secs(7200);
 /// The prefix of all link-local addresses (RFC 4291 section 2.5.6).
@@ -50,11 +52,14 @@ pub enum Action {
     Report {
         /// The groups.
         groups: Vec<Address>,
-        /// Whether we have just begun to listen to them.
-        is_new: bool,
+        /// Whether we have begun to listen to them, have stopped, or still do. All sources are
+        /// meant.
+        mode: Mode,
     },
     /// A report of one group for a router of version 1.
     ReportV1(Address),
+    /// We stopped to listen to a group; for a router of version 1.
+    DoneV1(Address),
 }
 
 /// Where an address comes from.
@@ -102,12 +107,22 @@ struct OnLink {
 struct DefaultRouter {
     address: Address,
     until: Instant,
+    preference: i8,
+}
+
+/// A route that a router advertises (RFC 4191).
+#[derive(Clone, Copy, Debug)]
+struct Advertised {
+    route: Route,
+    until: Instant,
 }
 
 /// A change of our groups that is being reported.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     group: Address,
+    /// [`Mode::ToExclude`]: we listen to it; [`Mode::ToInclude`]: we do not any more.
+    mode: Mode,
     left: u8,
     next: Instant,
 }
@@ -129,7 +144,9 @@ pub struct Ipv6Link {
     routes: Vec<Route>,
     candidates: Vec<Candidate>,
     on_link: Vec<OnLink>,
+    /// The highest preference first; a router that does not answer moves to the end.
     routers: Vec<DefaultRouter>,
+    advertised: Vec<Advertised>,
     /// Destinations with the neighbours that forward to them, oldest first.
     redirects: Vec<(Address, Address)>,
     hop_limit: Option<u8>,
@@ -140,6 +157,8 @@ pub struct Ipv6Link {
     ask_at: Instant,
     changes: Vec<Change>,
     answer: Option<Answer>,
+    /// Until when a router of version 1 counts as present (RFC 3810 section 8.2.1).
+    v1_until: Instant,
     /// Number of random delays so far.
     delays: u64,
     has_changed: bool,
@@ -181,6 +200,7 @@ impl Ipv6Link {
             candidates: Vec::new(),
             on_link: Vec::new(),
             routers: Vec::new(),
+            advertised: Vec::new(),
             redirects: Vec::new(),
             hop_limit: None,
             mtu: None,
@@ -189,6 +209,7 @@ impl Ipv6Link {
             ask_at: Instant::NEVER,
             changes: Vec::new(),
             answer: None,
+            v1_until: Instant::ZERO,
             delays: 0,
             has_changed: false,
             duplicates: 0,
@@ -237,6 +258,7 @@ impl Ipv6Link {
     /// Removes an address. A router's next advertisement restores one that was formed.
     pub fn remove(&mut self, address: Address) {
         self.candidates.retain(|one| one.address != address);
+        self.leave_group_of(address);
         let mut by_hand = self.config.addresses.iter();
         if let Some(at) = by_hand.position(|(own, _)| Address::from(*own) == address) {
             self.config.addresses.remove(at);
@@ -318,12 +340,33 @@ impl Ipv6Link {
             preferred_until,
             is_deprecated: preferred_until <= now,
         });
+        let group = ndp::solicited_node(address);
+        self.changes.retain(|change| change.group != group);
         self.changes.push(Change {
-            group: ndp::solicited_node(address),
+            group,
+            mode: Mode::ToExclude,
             left: ROBUSTNESS,
             next,
         });
         self.has_changed = true;
+    }
+
+    /// An address is not ours any more: its group is left, unless another address is in it.
+    fn leave_group_of(&mut self, address: Address) {
+        let group = ndp::solicited_node(address);
+        let mut all = self.candidates.iter();
+        let is_in = |one: &Candidate| {
+            one.state != AddressState::Duplicate && ndp::solicited_node(one.address) == group
+        };
+        if !all.any(is_in) {
+            self.changes.retain(|change| change.group != group);
+            self.changes.push(Change {
+                group,
+                mode: Mode::ToInclude,
+                left: ROBUSTNESS,
+                next: Instant::ZERO,
+            });
+        }
     }
 
     /// The next time at which something is due.
@@ -342,6 +385,7 @@ impl Ipv6Link {
         let candidates = self.candidates.iter().map(of_candidate);
         let on_link = self.on_link.iter().map(|on_link| on_link.until);
         let routers = self.routers.iter().map(|router| router.until);
+        let routers = routers.chain(self.advertised.iter().map(|route| route.until));
         let changes = self.changes.iter().map(|change| change.next);
         let answer = self.answer.iter().map(|answer| answer.at);
         let all = candidates.chain(on_link).chain(routers);
@@ -355,9 +399,9 @@ impl Ipv6Link {
         if self.next_deadline() > now {
             return actions;
         }
+        self.end_lifetimes(now);
         self.report(now, &mut actions);
         self.probe(now, &mut actions);
-        self.end_lifetimes(now);
         if self.ask_at <= now {
             self.asked += 1;
             self.ask_at = match self.asked {
@@ -391,48 +435,78 @@ impl Ipv6Link {
 
     fn end_lifetimes(&mut self, now: Instant) {
         let changed = &mut self.has_changed;
+        let mut lost = Vec::new();
         self.candidates.retain_mut(|candidate| {
             let ends = candidate.valid_until <= now;
+            if ends {
+                lost.push(candidate.address);
+            }
             let deprecated = candidate.preferred_until <= now;
             *changed |= ends || deprecated != candidate.is_deprecated;
             candidate.is_deprecated = deprecated;
             !ends
         });
-        let before = self.on_link.len() + self.routers.len();
+        for address in lost {
+            self.leave_group_of(address);
+        }
+        let before = self.on_link.len() + self.advertised.len();
         self.on_link.retain(|on_link| on_link.until > now);
-        self.routers.retain(|router| router.until > now);
-        self.has_changed |= self.on_link.len() + self.routers.len() != before;
+        self.advertised.retain(|route| route.until > now);
+        self.has_changed |= self.on_link.len() + self.advertised.len() != before;
+        let ends = |router: &mut DefaultRouter| router.until <= now;
+        for ended in self.routers.extract_if(.., ends).collect::<Vec<_>>() {
+            self.forwards_no_more(ended.address);
+            self.has_changed = true;
+        }
     }
 
     fn report(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        let mut groups = Vec::new();
+        let is_v1 = now < self.v1_until;
+        let (mut new, mut left) = (Vec::new(), Vec::new());
         let mut changes = core::mem::take(&mut self.changes);
         changes.retain_mut(|change| {
             if change.next > now {
                 return true;
             }
-            groups.push(change.group);
+            let groups = match change.mode {
+                Mode::ToInclude => &mut left,
+                _ => &mut new,
+            };
+            // One message of version 1 is enough.
+            if !is_v1 || change.mode != Mode::ToInclude || change.left == ROBUSTNESS {
+                groups.push(change.group);
+            }
             change.left -= 1;
             change.next = now + self.delay(REPORT_INTERVAL);
             change.left > 0
         });
         self.changes = changes;
-        if !groups.is_empty() {
-            let is_new = true;
-            actions.push(Action::Report { groups, is_new });
+        for (groups, mode) in [(new, Mode::ToExclude), (left, Mode::ToInclude)] {
+            match mode {
+                _ if groups.is_empty() => {}
+                Mode::ToExclude if is_v1 => {
+                    actions.extend(groups.into_iter().map(Action::ReportV1))
+                }
+                _ if is_v1 => actions.extend(groups.into_iter().map(Action::DoneV1)),
+                mode => actions.push(Action::Report { groups, mode }),
+            }
         }
         if let Some(answer) = self.answer.take_if(|answer| answer.at <= now) {
             if answer.is_v1 {
                 actions.extend(answer.groups.into_iter().map(Action::ReportV1));
             } else {
-                let (groups, is_new) = (answer.groups, false);
-                actions.push(Action::Report { groups, is_new });
+                let (groups, mode) = (answer.groups, Mode::IsExclude);
+                actions.push(Action::Report { groups, mode });
             }
         }
     }
 
     /// A router queries our groups (RFC 3810 section 6.2).
     pub fn on_query(&mut self, query: &MldQuery, now: Instant) {
+        if query.is_v1 {
+            self.v1_until = now + Duration::from_millis(query.most_ms) + OLDER_PRESENT;
+        }
+        let is_v1 = now < self.v1_until;
         let listening = self.candidates.iter();
         let listening = listening.filter(|candidate| candidate.state != AddressState::Duplicate);
         let mut groups: Vec<_> = listening
@@ -449,10 +523,10 @@ impl Ipv6Link {
         let answer = self.answer.get_or_insert(Answer {
             at,
             groups: Vec::new(),
-            is_v1: query.is_v1,
+            is_v1,
         });
         answer.at = answer.at.min(at);
-        answer.is_v1 |= query.is_v1;
+        answer.is_v1 |= is_v1;
         answer.groups.extend(groups);
         answer.groups.sort_unstable();
         answer.groups.dedup();
@@ -475,8 +549,9 @@ impl Ipv6Link {
         found.state = AddressState::Duplicate;
         self.duplicates += 1;
         self.has_changed = true;
-        let lifetimes = (found.valid_until, found.preferred_until);
-        if let Origin::Made { prefix, tried } = found.origin
+        let (origin, lifetimes) = (found.origin, (found.valid_until, found.preferred_until));
+        self.leave_group_of(address);
+        if let Origin::Made { prefix, tried } = origin
             && tried < IDGEN_RETRIES
         {
             self.candidates.retain(|one| one.address != address);
@@ -494,26 +569,17 @@ impl Ipv6Link {
         if !self.config.autoconfigure {
             return;
         }
-        let known = self
-            .routers
-            .iter()
-            .position(|one| one.address == said.router);
-        let until = now + Duration::from_secs(said.lifetime_s.into());
-        match known {
-            Some(at) if said.lifetime_s == 0 => {
-                self.routers.remove(at);
-                self.forwards_no_more(said.router);
-                self.has_changed = true;
+        // A route to all destinations replaces the fields of the header (RFC 4191 section 3.1).
+        let (preference, until) = match said.routes.iter().rfind(|route| route.len == 0) {
+            Some(route) => (route.preference, end_of(now, route.lifetime_s)),
+            None => {
+                let until = now + Duration::from_secs(said.lifetime_s.into());
+                (said.preference, until)
             }
-            Some(at) => self.routers[at].until = until,
-            None if said.lifetime_s > 0 && self.routers.len() < MAX_ROUTERS => {
-                self.has_changed = true;
-                self.routers.push(DefaultRouter {
-                    address: said.router,
-                    until,
-                });
-            }
-            None => {}
+        };
+        self.on_default_router(said.router, preference, (until, now));
+        for route in said.routes.iter().filter(|route| route.len > 0) {
+            self.on_route(said.router, route, now);
         }
         if said.lifetime_s > 0 && self.asked > 0 {
             self.ask_at = Instant::NEVER;
@@ -533,6 +599,68 @@ impl Ipv6Link {
         for prefix in &said.prefixes {
             self.on_prefix(prefix, now);
         }
+    }
+
+    fn on_default_router(&mut self, address: Address, preference: i8, times: (Instant, Instant)) {
+        let (until, now) = times;
+        let known = self.routers.iter().position(|one| one.address == address);
+        match known {
+            Some(at) if until <= now => {
+                self.routers.remove(at);
+                self.forwards_no_more(address);
+                self.has_changed = true;
+            }
+            Some(at) if self.routers[at].preference == preference => self.routers[at].until = until,
+            _ if until > now && (known.is_some() || self.routers.len() < MAX_ROUTERS) => {
+                self.routers.retain(|one| one.address != address);
+                let worse = |one: &DefaultRouter| one.preference < preference;
+                let at = self.routers.iter().position(worse);
+                let at = at.unwrap_or(self.routers.len());
+                let router = DefaultRouter {
+                    address,
+                    until,
+                    preference,
+                };
+                self.routers.insert(at, router);
+                self.has_changed = true;
+            }
+            _ => {}
+        }
+    }
+
+    /// A router advertises a route (RFC 4191 section 3.1).
+    fn on_route(&mut self, router: Address, said: &RouteInformation, now: Instant) {
+        if said.prefix.is_link_local() || said.prefix.is_multicast() {
+            return;
+        }
+        let route = Route {
+            network: super::network(said.prefix, said.len).ip(),
+            prefix: said.len,
+            via: router.ip(),
+            metric: Way::ADVERTISED - (said.preference + 1) as u32,
+        };
+        let to = |route: &Route| (route.network, route.prefix, route.via);
+        let until = end_of(now, said.lifetime_s);
+        let same = |one: &&mut Advertised| to(&one.route) == to(&route);
+        match self.advertised.iter_mut().find(same) {
+            Some(known) if known.route == route && until > now => known.until = until,
+            known => {
+                self.has_changed |= known.is_some();
+                self.advertised.retain(|one| to(&one.route) != to(&route));
+                if until > now && self.advertised.len() < MAX_ADVERTISED {
+                    self.advertised.push(Advertised { route, until });
+                    self.has_changed = true;
+                }
+            }
+        }
+    }
+
+    /// Forgets the routes that `router` advertised, until it advertises them again.
+    fn forget_routes(&mut self, router: Address) {
+        let before = self.advertised.len();
+        self.advertised
+            .retain(|one| Address::from(one.route.via) != router);
+        self.has_changed |= self.advertised.len() != before;
     }
 
     /// A redirect arrived: `target` is a better next hop to `destination`; if both are equal,
@@ -621,6 +749,7 @@ impl Ipv6Link {
     /// A router does not answer, so another one is preferred (RFC 4861 section 6.3.6).
     pub fn on_router_silent(&mut self, address: Address) {
         self.forwards_no_more(address);
+        self.forget_routes(address);
         if let Some(at) = self.routers.iter().position(|one| one.address == address) {
             let silent = self.routers.remove(at);
             self.routers.push(silent);
@@ -630,6 +759,7 @@ impl Ipv6Link {
 
     /// A neighbour reports that it is not a router (RFC 4861 section 7.2.5).
     pub fn on_no_router(&mut self, address: Address) {
+        self.forget_routes(address);
         let before = (self.routers.len(), self.redirects.len());
         self.routers.retain(|one| one.address != address);
         // A redirect that marks its destination as a neighbour needs no router.
@@ -657,6 +787,10 @@ impl Ipv6Link {
         let is_own = |one: &&Candidate| one.state == AddressState::Assigned;
         let tentative = self.candidates.iter();
         let tentative = tentative.filter(|one| matches!(one.state, AddressState::Tentative { .. }));
+        let mut routes = self.routes.clone();
+        for advertised in &self.advertised {
+            advertised.route.add_to(&mut routes);
+        }
         Place {
             addresses: self.candidates.iter().filter(is_own).map(own).collect(),
             tentative: tentative.map(|one| one.address).collect(),
@@ -665,7 +799,7 @@ impl Ipv6Link {
                 .iter()
                 .map(|one| (one.prefix, one.len))
                 .collect(),
-            routes: self.routes.clone(),
+            routes,
             routers: self.routers.iter().map(|one| one.address).collect(),
             redirects: self.redirects.clone(),
             hop_limit: self.hop_limit,

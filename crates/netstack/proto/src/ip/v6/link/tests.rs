@@ -55,6 +55,8 @@ fn said(lifetime_s: u16, prefixes: &[Prefix]) -> RouterAdvertisement {
         retransmit_ms: 0,
         mtu: None,
         prefixes: prefixes.to_vec(),
+        preference: 0,
+        routes: Vec::new(),
     }
 }
 
@@ -99,7 +101,7 @@ fn an_address_is_ours_a_second_after_nobody_was_asked_in_vain() {
             *action
                 == Action::Report {
                     groups: vec![group],
-                    is_new: true,
+                    mode: Mode::ToExclude,
                 }
         })
         .collect();
@@ -395,7 +397,7 @@ fn a_query_is_answered_once_in_the_version_of_the_router() {
             true => Action::ReportV1(group),
             false => Action::Report {
                 groups: vec![group],
-                is_new: false,
+                mode: Mode::IsExclude,
             },
         };
         assert_eq!(
@@ -410,4 +412,98 @@ fn a_query_is_answered_once_in_the_version_of_the_router() {
         run(&mut link, at(300)).is_empty(),
         "we do not listen to that"
     );
+}
+
+/// RFC 3810 section 6.1, and section 8.2.1 while a router of version 1 is there.
+#[test]
+fn the_group_of_a_lost_address_is_left() {
+    for is_v1 in [false, true] {
+        let mut link = at_once();
+        link.on_router(&said(1800, &[prefix(7200, 7200)]), at(0));
+        let own = made(&link).expect("an address").0;
+        run(&mut link, at(5));
+        if is_v1 {
+            let query = MldQuery {
+                group: Address::v6([0; 16]),
+                most_ms: 1000,
+                is_v1,
+            };
+            link.on_query(&query, at(7000));
+        }
+        let group = ndp::solicited_node(own);
+        let sent = run(&mut link, at(7300));
+        let left: Vec<_> = sent
+            .into_iter()
+            .filter(|(now, _)| *now >= at(7200))
+            .collect();
+        let expected = match is_v1 {
+            true => Action::DoneV1(group),
+            false => Action::Report {
+                groups: vec![group],
+                mode: Mode::ToInclude,
+            },
+        };
+        let times: Vec<_> = left
+            .iter()
+            .filter(|(_, action)| *action == expected)
+            .collect();
+        let expected = if is_v1 { 1 } else { 2 };
+        assert_eq!(
+            (times.len(), left.len(), left[0].0),
+            (expected, expected, at(7200))
+        );
+        // One that comes again is said to be there again.
+        link.on_router(&said(1800, &[prefix(7200, 7200)]), at(7400));
+        let sent = run(&mut link, at(7400));
+        assert!(!sent.is_empty(), "{is_v1}");
+    }
+}
+
+/// RFC 4861 section 6.3.5: redirects to a router end with it.
+#[test]
+fn the_redirects_of_a_router_that_is_no_more_end() {
+    let far = Address::of_words([0x2001_0db8_0077_0000, 1]);
+    let mut link = at_once();
+    link.on_router(&said(60, &[]), at(0));
+    let other = Address::of_words([0xfe80 << 48, 0xb]);
+    link.on_router(
+        &RouterAdvertisement {
+            router: other,
+            ..said(1800, &[])
+        },
+        at(0),
+    );
+    link.on_redirect(far, ROUTER);
+    run(&mut link, at(59));
+    assert_eq!(link.place().next_hop(far), Some(ROUTER));
+    run(&mut link, at(60));
+    assert_eq!(link.place().next_hop(far), Some(other));
+}
+
+/// RFC 4191 section 3.2: a route through a router that does not answer is not used.
+#[test]
+fn routes_of_a_silent_router_are_forgotten_until_it_speaks() {
+    let far = Address::of_words([0x2001_0db8_0077_0000, 1]);
+    let other = Address::of_words([0xfe80 << 48, 0xb]);
+    let route = RouteInformation {
+        prefix: far,
+        len: 48,
+        preference: 0,
+        lifetime_s: 600,
+    };
+    let says = RouterAdvertisement {
+        router: other,
+        routes: vec![route],
+        ..said(0, &[])
+    };
+    let mut link = at_once();
+    link.on_router(&said(1800, &[]), at(0));
+    link.on_router(&says, at(0));
+    assert_eq!(link.place().next_hop(far), Some(other));
+    link.on_router_silent(other);
+    assert_eq!(link.place().next_hop(far), Some(ROUTER));
+    link.on_router(&says, at(9));
+    assert_eq!(link.place().next_hop(far), Some(other));
+    run(&mut link, at(609));
+    assert_eq!(link.place().next_hop(far), Some(ROUTER));
 }
