@@ -20,6 +20,8 @@
 //! If a turn found nothing to do, the thread rests ([`Worker::rest`]) or sleeps until the earliest
 //! timer ([`Worker::wait`]). The stages of `pipelined` each do their part of steps 2 to 4 in one.
 
+pub(crate) mod coalescing;
+
 #[cfg(feature = "record")]
 use std::io::{self, Read};
 use std::sync::Arc;

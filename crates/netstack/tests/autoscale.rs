@@ -72,7 +72,8 @@ fn replicas_are_tried_when_there_is_much_to_do_and_parked_when_there_is_not() {
     );
     let mut before = 0;
     for round in 1..=3 {
-        fixture.pass(400, true);
+        // Longer than the longest pause from one trial to the next.
+        fixture.pass(1400, true);
         let stats = fixture.group.membership_stats();
         assert!(stats.unparked > before, "round {round}: {stats:?}");
         before = stats.unparked;
@@ -119,6 +120,22 @@ fn a_worker_that_is_left_alone_under_load_works_without_the_log_again() {
     let position = worker.replica().position();
     fixture.pass(100, true);
     assert_eq!(fixture.group.workers()[0].replica().position(), position);
+}
+
+#[test]
+fn a_worker_alone_sleeps_for_several_frames_and_one_of_two_does_not() {
+    for replicas in [1, 2] {
+        let mut fixture = Fixture::new(replicas, false);
+        fixture.pass(10, true);
+        let mut has_slept = false;
+        for _ in 0..100 {
+            fixture.turn();
+            fixture.ends().go_on(200_000);
+            let now = fixture.now;
+            has_slept |= fixture.group.workers()[0].rest_alone(now);
+        }
+        assert_eq!(has_slept, replicas == 1, "{replicas} replicas");
+    }
 }
 
 #[test]

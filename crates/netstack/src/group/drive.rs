@@ -246,6 +246,10 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
         });
     }
 
+    fn rest(&mut self, now: Instant) -> bool {
+        self.rest_alone(now)
+    }
+
     fn wait(&mut self, now: Instant) {
         let shared = Arc::clone(&self.shared);
         if self.is_parked() {

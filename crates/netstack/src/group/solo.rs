@@ -12,6 +12,7 @@
 
 use super::worker::ReplicatedWorker;
 use crate::drive::Worker as _;
+use crate::drive::coalescing::Received;
 use crate::group::FaultHooks;
 use crate::io::rx::Log as _;
 use crate::time::Instant;
@@ -73,6 +74,17 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             // Nothing is pending, and the words of their chunks do not say it.
             self.pending.built = self.replica.frames().next;
         }
+    }
+
+    /// Sleeps for a moment, in solo mode, if it is likely that several frames come meanwhile.
+    /// Otherwise other workers would wait for this one. Returns whether it did.
+    pub fn rest_alone(&mut self, now: Instant) -> bool {
+        if !self.is_solo() {
+            return false;
+        }
+        let side = self.shared.rx.try_take();
+        let received = side.map(|side| Received::by(&side.pump));
+        received.is_some_and(|received| self.coalescing.rest(now, received))
     }
 
     fn pump_solo(&mut self, now: Instant) -> usize {

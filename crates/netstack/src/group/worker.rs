@@ -34,6 +34,7 @@ use super::pending::{Cursor, PendingEffects};
 use super::slots::Snapshot;
 use super::solo::LogMode;
 use super::steal::{STEAL_BATCH, Stragglers};
+use crate::drive::coalescing::CoalescingDelay;
 use crate::group::{FaultHooks, ReplicatedShared, STORED};
 use crate::io::direct::DirectLog;
 use crate::io::perform::Template;
@@ -89,6 +90,8 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     pub(super) idle: u32,
     /// Whether the last turn found work.
     pub(super) was_busy: bool,
+    /// Its short sleeps in solo mode.
+    pub(super) coalescing: CoalescingDelay,
     /// Whether it works with the log, or alone and without it (solo mode).
     pub(crate) log_mode: LogMode,
     /// Its state for working without the log.
@@ -142,6 +145,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             posted_at: 0,
             send_watch: SendWatch::default(),
             idle: 0,
+            coalescing: CoalescingDelay::default(),
             was_busy: false,
             log_mode: LogMode::Logged,
             direct: DirectLog::default(),

@@ -4,7 +4,6 @@
 //! [`Stack`](crate::Stack) starts. There is one call through the trait [`Worker`] per turn; within
 //! a turn every call is direct.
 
-mod coalescing;
 pub mod groups;
 pub mod interfaces;
 mod kind;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dominoes_drivers::Device;
 
-use super::coalescing::{self, CoalescingDelay, Received};
+use crate::drive::coalescing::{CoalescingDelay, Received};
 use crate::drive::{ByHand, Worker};
 use crate::error::ConfigError;
 use crate::io::direct::DirectLog;
@@ -159,15 +159,7 @@ impl Worker for SingleWorker {
     }
 
     fn rest(&mut self, now: Instant) -> bool {
-        let received = Received {
-            bytes: self.rx.pump.received,
-            frames: self.rx.pump.stats.frames,
-        };
-        let is_due = self.coalescing.is_due(now, received);
-        if is_due {
-            std::thread::sleep(coalescing::MIN_DELAY);
-        }
-        is_due
+        self.coalescing.rest(now, Received::by(&self.rx.pump))
     }
 
     fn wait(&mut self, now: Instant) {

@@ -13,10 +13,11 @@
 
 use core::time::Duration;
 
+use crate::io::rx::RxPump;
 use crate::time::Instant;
 
 /// The shortest delay. Kernels add up to 50 us to it (see `PR_SET_TIMERSLACK` in prctl(2)).
-pub(super) const MIN_DELAY: Duration = Duration::from_micros(20);
+const MIN_DELAY: Duration = Duration::from_micros(20);
 
 /// Delays are taken only if bytes arrive at least this fast, in nanoseconds per byte: 1 Gbit/s.
 const NANOS_PER_BYTE: u64 = 8;
@@ -27,16 +28,16 @@ const SKIPPED: [u32; 2] = [16, 1 << 14];
 
 /// Totals received since the start.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Received {
+pub(crate) struct Received {
     /// Bytes of text, in segments.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
     /// Frames of any kind.
-    pub(super) frames: u64,
+    pub(crate) frames: u64,
 }
 
 /// Decides at every idle moment whether to delay.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct CoalescingDelay {
+pub(crate) struct CoalescingDelay {
     /// The last idle moment before which bytes had arrived, and the totals by then.
     since: Instant,
     seen: Received,
@@ -48,9 +49,29 @@ pub(super) struct CoalescingDelay {
     penalty: u32,
 }
 
+impl Received {
+    /// The totals of a receive pump.
+    pub(crate) fn by(pump: &RxPump) -> Received {
+        Received {
+            bytes: pump.received,
+            frames: pump.stats.frames,
+        }
+    }
+}
+
 impl CoalescingDelay {
-    /// Called at an idle moment with the totals received so far. Returns whether to delay.
-    pub(super) fn is_due(&mut self, now: Instant, received: Received) -> bool {
+    /// Called at an idle moment with the totals received so far. Delays if that is due, and returns
+    /// whether it was.
+    pub(crate) fn rest(&mut self, now: Instant, received: Received) -> bool {
+        let is_due = self.is_due(now, received);
+        if is_due {
+            std::thread::sleep(MIN_DELAY);
+        }
+        is_due
+    }
+
+    /// Whether to delay.
+    fn is_due(&mut self, now: Instant, received: Received) -> bool {
         if let Some(before) = self.delayed.take() {
             let [first, most] = SKIPPED;
             if received.frames == before {
