@@ -333,6 +333,7 @@ impl<T: FaultHooks> Case<'_, T> {
                 worker.publish(now);
                 let stats = worker.pump_stats();
                 self.seen.helped |= stats.is_some_and(|stats| stats.helped > 0);
+                self.seen.log_full |= stats.is_some_and(|stats| stats.log_full > 0);
             }
             Step::Prepare => {
                 let first = worker.replica().position();

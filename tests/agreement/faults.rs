@@ -29,10 +29,12 @@ pub(crate) enum Fault {
     TwoEffectsOverOneByte,
     /// One replica steals an effect without claiming it.
     StealUnasked,
+    /// One replica marks its batch as done before it has performed an effect of it.
+    BatchDoneEarly,
 }
 
 impl Fault {
-    pub(crate) const ALL: [Fault; 9] = [
+    pub(crate) const ALL: [Fault; 10] = [
         Fault::Clock,
         Fault::Credit,
         Fault::FrameNumber,
@@ -42,6 +44,7 @@ impl Fault {
         Fault::RunBoundaries,
         Fault::TwoEffectsOverOneByte,
         Fault::StealUnasked,
+        Fault::BatchDoneEarly,
     ];
 
     fn is_in_all(self) -> bool {
@@ -133,6 +136,14 @@ impl FaultHooks for Faulty {
 
     fn steals_unclaimed(&mut self, seq: u64) -> bool {
         let due = self.due(seq) == Some(Fault::StealUnasked);
+        if due {
+            self.done();
+        }
+        due
+    }
+
+    fn finishes_early(&mut self, seq: u64) -> bool {
+        let due = self.due(seq) == Some(Fault::BatchDoneEarly);
         if due {
             self.done();
         }

@@ -63,6 +63,7 @@ coverage! {
     solo: "a worker that was alone, and used no log";
     unparked: "a worker that was parked and unparked";
     joined_beside_flipped: "a worker that joined while a state was wrong";
+    log_full: "a batch that waited for room in the log";
     helped: "a batch that another worker parsed than the one that claimed it";
     over_ipv6: "segments of IPv6";
     odd: "what honest peers seldom send";

@@ -408,6 +408,9 @@ impl<T: FaultHooks> Executor<'_, T> {
         let seq = self.cursor.seq;
         if T::ACTIVE {
             self.hooks.before_performing(seq, effect);
+            if self.hooks.finishes_early(seq) {
+                return self.finish_batch();
+            }
         }
         let begun = self.held.batch.as_ref();
         let run = begun.and_then(|begun| begun.value().get(applied.index));

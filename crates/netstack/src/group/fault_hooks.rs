@@ -34,6 +34,10 @@ pub trait FaultHooks: Send + 'static {
     fn steals_unclaimed(&mut self, _seq: u64) -> bool {
         false
     }
+    /// Whether to mark the batch of the request as done before the next effect is performed.
+    fn finishes_early(&mut self, _seq: u64) -> bool {
+        false
+    }
 }
 
 impl FaultHooks for () {
