@@ -3,7 +3,7 @@
 //! Counts executed instructions under Valgrind's callgrind: calls of the ring, `apply` alone, and
 //! whole segments through every variant of the stack. FILTER is part of a case's name, such as
 //! `apply/` or `single/send/1448`. `--check` fails if a key count differs from `instructions.toml`
-//! by more than 3 % or 3 instructions, `--accept` writes that file. What Valgrind writes is in
+//! by more than 3 % or 3 instructions, or vector loops are not inlined; `--accept` writes that file. What Valgrind writes is in
 //! `target/instructions`; the counts are a section of the report. It takes less than a minute, on a
 //! busy machine, too.
 
@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use dominoes_bench::instructions::gate::{Accepted, MARGIN, Tools};
+use dominoes_bench::instructions::gate::{Accepted, MARGIN, Tools, check_inlining};
 use dominoes_bench::instructions::{callgrind, cases, processor, report};
 use dominoes_bench::report::Run;
 use dominoes_bench::targets;
@@ -99,6 +99,7 @@ fn run(options: &Options) -> Result<(), String> {
         newer.write(&file)?;
         println!("{} was written", file.display());
     } else if options.check {
+        check_inlining()?;
         check(&accepted?, &now, all)?;
     }
     Ok(())

@@ -55,7 +55,7 @@ use crate::io::setup::Setup;
 use crate::io::sleep::Receiving;
 use crate::io::tx::TxPump;
 use crate::io::world::World;
-use crate::io::{BatchRuns, Run};
+use crate::io::{Batch, BatchRuns, Run};
 use crate::log::effect::Effect;
 use crate::log::request::{MAX_RUN, Request, Verdict};
 use crate::state::apply::ReplicaState;
@@ -336,7 +336,7 @@ impl Log for GroupLog<'_> {
     }
 
     /// The frames of a batch return as soon as it is done.
-    fn reclaim(&mut self, _: &mut dyn FnMut(Run)) {}
+    fn reclaim(&mut self, _: &mut dyn FnMut(Batch)) {}
 
     fn published(&self) -> u64 {
         self.writer.next_seq()

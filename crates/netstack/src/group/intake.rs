@@ -68,8 +68,8 @@ pub(crate) struct Parsed {
 
 impl Found for Parsed {
     #[inline]
-    fn run(&mut self, open: &mut OpenRun, run: Run, verdict: Option<Verdict>) {
-        self.runs.push(run);
+    fn run(&mut self, open: &mut OpenRun, batch: &Batch, verdict: Option<Verdict>) {
+        self.runs.push(open.frames(batch));
         self.parsed.push(ParsedRun {
             request: open.request,
             verdict,

@@ -70,7 +70,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     #[inline]
     pub(crate) fn return_to_log(&mut self) {
         if core::mem::replace(&mut self.log_mode, LogMode::Logged) == LogMode::Solo {
-            self.direct.reclaim(&mut |run| self.recycler.put(run));
+            let recycler = &mut self.recycler;
+            self.direct.reclaim(&mut |batch| recycler.put_batch(batch));
             // Nothing is pending, and the words of their chunks do not say it.
             self.pending.built = self.replica.frames().next;
         }

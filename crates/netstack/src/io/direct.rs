@@ -4,8 +4,8 @@
 use super::perform::{self, Template};
 use super::prepare::prepare_and_store;
 use super::world::{Wakes, World};
-use crate::io::Run;
 use crate::io::rx::Log;
+use crate::io::{Batch, Run};
 use crate::log::effect::{Deliver, Effect, EffectSink};
 use crate::log::request::{Request, Verdict};
 use crate::state::apply::{ReplicaState, Requests};
@@ -86,10 +86,10 @@ impl Log for DirectLog {
         self.end += 1;
     }
 
-    fn reclaim(&mut self, each: &mut dyn FnMut(Run)) {
-        let done = &mut self.entries[..self.done];
-        done.iter_mut()
-            .for_each(|entry| each(core::mem::take(&mut entry.run)));
+    fn reclaim(&mut self, each: &mut dyn FnMut(Batch)) {
+        let done = self.entries[..self.done].iter_mut();
+        done.filter_map(|entry| entry.run.take_batch())
+            .for_each(each);
         if self.done < self.end {
             self.entries.rotate_left(self.done);
         }
@@ -150,13 +150,16 @@ impl DirectLog {
                 *verdict = Some(found);
             }
         }
+        let Some(entry) = entries.first() else {
+            return 0;
+        };
         let mut performing = Performing {
             world,
             template,
             stats,
             wakes: Wakes::new(world),
-            entries,
-            begun: 0,
+            waiting: entries.iter(),
+            entry,
             applied: 0,
         };
         replica.apply_each(&mut performing, effects);
@@ -173,39 +176,37 @@ struct Performing<'a> {
     template: &'a mut Template,
     stats: &'a mut EffectStats,
     wakes: Wakes<'a>,
-    entries: &'a [Entry],
-    /// How many of `entries` were begun.
-    begun: usize,
-    applied: usize,
-}
-
-impl<'a> Performing<'a> {
+    waiting: core::slice::Iter<'a, Entry>,
     /// The request that is being applied.
-    #[inline(always)]
-    fn entry(&self) -> &'a Entry {
-        &self.entries[self.begun - 1]
-    }
+    entry: &'a Entry,
+    applied: usize,
 }
 
 impl Requests<RequestEffects> for Performing<'_> {
     #[inline(always)]
     fn advance(&mut self) -> bool {
-        let more = self.begun < self.entries.len();
-        self.begun += usize::from(more);
-        more
+        match self.waiting.next() {
+            Some(entry) => {
+                self.entry = entry;
+                true
+            }
+            None => false,
+        }
     }
 
     #[inline(always)]
     fn current(&self) -> (&Request, Verdict) {
-        let entry = self.entry();
-        (&entry.request, entry.verdict.unwrap_or(0))
+        let Entry {
+            request, verdict, ..
+        } = self.entry;
+        (request, verdict.unwrap_or(0))
     }
 
     #[inline(always)]
     fn take_effects(&mut self, asked: &mut RequestEffects) {
         self.applied += 1;
         if let Some(deliver) = &asked.first {
-            let entry = self.entry();
+            let entry = self.entry;
             let (layout, payload) = (entry.request.layout(), entry.run.payload(true));
             perform::deliver(self.world, deliver, layout, &payload, self.stats);
             self.wakes.add(deliver.conn);
@@ -228,7 +229,7 @@ impl Performing<'_> {
             effects.clear();
             return;
         }
-        let entry = self.entry();
+        let entry = self.entry;
         perform::all(
             self.world,
             &*effects,

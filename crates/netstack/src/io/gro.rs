@@ -74,7 +74,7 @@ pub(crate) struct OpenRun {
     last_ack: SeqNum,
     /// The request of the run, or of the last run.
     pub(crate) request: Request,
-    /// Its frames in the batch.
+    /// Its frames in the batch, if it is not acknowledgments.
     indices: Indices,
 }
 
@@ -120,9 +120,10 @@ struct Repeated {
 
 /// Receives the contents of a batch.
 pub(crate) trait Found {
-    /// A run of segments for us ended. `open` has its request, without time, credit, hint and
-    /// cursors. The verdict is given if it is known without reading the payload.
-    fn run(&mut self, open: &mut OpenRun, run: Run, verdict: Option<Verdict>);
+    /// A run of segments of `batch` for us ended. `open` has its request, without time, credit,
+    /// hint and cursors, and its [frames](OpenRun::frames). The verdict is given if it is known
+    /// without reading the payload.
+    fn run(&mut self, open: &mut OpenRun, batch: &Batch, verdict: Option<Verdict>);
     /// Frame `index` of the batch is something else.
     fn other(&mut self, index: usize);
 }
@@ -477,9 +478,7 @@ impl OpenRun {
             payload_offset: tcp.payload_offset,
             options: options_of(tcp),
         };
-        if !self.is_acks {
-            self.indices.push(at);
-        }
+        self.indices.begin_with(at);
     }
 
     fn may_take(&self, tcp: &wire::Tcp, frame: &Frame) -> bool {
@@ -591,44 +590,43 @@ impl OpenRun {
             }
         } else {
             digest.len = u32::from(digest.seg_len);
-            self.indices.push(at);
+            self.indices.begin_with(at);
         }
     }
 
     /// Ends the run, if there is one, and passes it to `found`.
-    #[inline]
+    #[inline(always)]
     fn end(&mut self, batch: &Batch, found: &mut impl Found) {
-        if let Some((run, verdict)) = self.take(batch) {
-            found.run(self, run, verdict);
+        if self.begun {
+            let verdict = self.finish();
+            found.run(self, batch, verdict);
         }
     }
 
-    /// Ends the run. Returns its frames, and its verdict if that is known without reading the
-    /// payload. `None` if there is no run.
-    #[inline]
-    fn take(&mut self, batch: &Batch) -> Option<(Run, Option<Verdict>)> {
-        if !self.begun {
-            return None;
-        }
+    /// Ends the run. Returns its verdict if that is known without reading the payload.
+    #[inline(always)]
+    fn finish(&mut self) -> Option<Verdict> {
         (self.begun, self.open) = (false, false);
         let digest = &mut self.request.digest;
-        if self.is_acks {
-            if digest.count > 1 {
-                digest.bits |= Digest::ACKS;
-                if let Body::Segments { options, .. } = &mut self.request.body {
-                    *options = match self.are_alike {
-                        true => Options::AcksAlike(self.beyond),
-                        false => Options::Acks(self.acks),
-                    };
-                }
+        if self.is_acks && digest.count > 1 {
+            digest.bits |= Digest::ACKS;
+            if let Body::Segments { options, .. } = &mut self.request.body {
+                *options = match self.are_alike {
+                    true => Options::AcksAlike(self.beyond),
+                    false => Options::Acks(self.acks),
+                };
             }
-            return Some((Run::default(), Some(digest.all_good())));
         }
-        let indices = self.indices;
-        self.indices.clear();
-        let run = Run::new(batch, indices, digest.seg_seq);
-        let verdict = self.is_verified_by_device.then(|| digest.all_good());
-        Some((run, verdict))
+        (self.is_acks || self.is_verified_by_device).then(|| digest.all_good())
+    }
+
+    /// The frames of the run that ended last, which were in `batch`. Acknowledgments need none.
+    #[inline(always)]
+    pub(crate) fn frames(&self, batch: &Batch) -> Run {
+        match self.is_acks {
+            true => Run::default(),
+            false => Run::new(batch, self.indices, self.request.digest.seg_seq),
+        }
     }
 }
 
@@ -772,14 +770,14 @@ mod tests {
     }
 
     fn take(run: &mut OpenRun) -> Option<(Run, Option<Verdict>)> {
-        run.take(&Batch::default())
+        let verdict = run.begun.then(|| run.finish())?;
+        Some((run.frames(&Batch::default()), verdict))
     }
 
     /// How many frames the run that ends now has.
     fn taken(run: &mut OpenRun) -> usize {
-        let count = run.indices.len();
-        take(run).expect("a run has begun");
-        count
+        let (run, _) = take(run).expect("a run has begun");
+        run.frames().len()
     }
 
     #[test]
@@ -860,7 +858,7 @@ mod tests {
         let frames = [next, plain(120), pushed(130), plain(140)];
         assert_eq!(run.follow(&frames, 1), 2);
         assert_eq!(run.follow(&frames, 3), 0);
-        assert_eq!(run.indices.as_slice(), [0, 1, 2]);
+        assert!(run.indices.iter().eq(0..3));
         assert_eq!(taken(&mut run), 3);
         assert_eq!(run.request.digest.count, 3);
         assert!(run.request.digest.flags.has(Flags::PSH));
@@ -956,8 +954,8 @@ mod tests {
         let (tcp, frame) = frame(100, Flags::ACK, &[]);
         // `emit_tcp` computes no checksum: it does not know the payload.
         assert!(run.push(&tcp, [2; 6], &frame, 0));
-        let (run, request) = (run.take(&Batch::new(vec![frame])), run.request);
-        let (run, verdict) = run.unwrap();
+        let verdict = run.finish();
+        let (run, request) = (run.frames(&Batch::new(vec![frame])), run.request);
         assert_eq!((request.digest.count, run.frames().len()), (1, 1));
         assert_eq!(verdict, None);
         assert_eq!(crate::io::prepare::prepare(&request, &run), 0);

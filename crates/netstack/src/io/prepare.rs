@@ -10,7 +10,7 @@ use crate::io::{Frames, Run};
 use crate::log::request::{Request, RequestKind, Verdict};
 use crate::packet as wire;
 use crate::packet::UDP;
-use crate::packet::checksum::Sum;
+use crate::packet::checksum::{Cpu, Sum};
 
 const TCP: u8 = 6;
 /// Bytes of both addresses and a TCP header without options.
@@ -28,8 +28,12 @@ pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> 
     let stored = world.streams.get(request.digest.hint).and_then(|stream| {
         stream.store_ahead(place, request.digest.len, |to| {
             // All segments of a run are of one family.
-            let len = seg_len as usize;
-            store(run, len, &mut *to, verify_and_copy_v4).or_else(|| store_v6(run, len, to))
+            let (cpu, frames, len) = (world.cpu, run.frames(), seg_len as usize);
+            match frames.consecutive() {
+                Some(frames) => store::<false>(cpu, frames.iter(), len, &mut *to),
+                None => store_scattered(cpu, frames, len, &mut *to),
+            }
+            .or_else(|| store_v6(cpu, frames, len, to))
         })
     });
     match stored {
@@ -41,25 +45,37 @@ pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> 
 /// Stores the payload of a run's frames, `seg_len` bytes each, as `verify_and_copy` does. `None` if
 /// it cannot.
 #[inline(always)]
-fn store(
-    run: &Run,
+fn store<'f, const IS_V6: bool>(
+    cpu: Cpu,
+    frames: impl Iterator<Item = &'f Frame>,
     seg_len: usize,
     to: &mut [u8],
-    verify_and_copy: impl Fn(&[u8], &mut [u8]) -> Option<bool>,
 ) -> Option<Verdict> {
     let mut left = to;
-    let mut verdict = 0;
-    for (i, frame) in run.frames().iter().enumerate() {
+    let (mut verdict, mut bit) = (0, 1);
+    for frame in frames {
         let (to, rest) = left.split_at_mut(left.len().min(seg_len));
-        verdict |= Verdict::from(verify_and_copy(frame.bytes(), to)?) << i;
-        left = rest;
+        let is_good = match IS_V6 {
+            true => verify_and_copy_v6(cpu, frame.bytes(), to)?,
+            false => verify_and_copy_v4(cpu, frame.bytes(), to)?,
+        };
+        verdict |= if is_good { bit } else { 0 };
+        (left, bit) = (rest, bit << 1);
     }
     Some(verdict)
 }
 
 #[inline(never)]
-fn store_v6(run: &Run, seg_len: usize, to: &mut [u8]) -> Option<Verdict> {
-    store(run, seg_len, to, verify_and_copy_v6)
+fn store_scattered(cpu: Cpu, frames: Frames<'_>, seg_len: usize, to: &mut [u8]) -> Option<Verdict> {
+    store::<false>(cpu, frames.iter(), seg_len, to)
+}
+
+#[inline(never)]
+fn store_v6(cpu: Cpu, frames: Frames<'_>, seg_len: usize, to: &mut [u8]) -> Option<Verdict> {
+    match frames.consecutive() {
+        Some(frames) => store::<true>(cpu, frames.iter(), seg_len, to),
+        None => store::<true>(cpu, frames.iter(), seg_len, to),
+    }
 }
 
 /// Copies the end of a frame (Ethernet, IP, TCP) to `to`, and says whether its TCP checksum is
@@ -68,25 +84,25 @@ fn store_v6(run: &Run, seg_len: usize, to: &mut [u8]) -> Option<Verdict> {
 #[inline(always)]
 pub(crate) fn verify_and_copy(frame: &[u8], to: &mut [u8]) -> Option<bool> {
     match wire::is_ipv6(frame) {
-        true => verify_and_copy_v6(frame, to),
-        false => verify_and_copy_v4(frame, to),
+        true => verify_and_copy_v6(Cpu::this(), frame, to),
+        false => verify_and_copy_v4(Cpu::this(), frame, to),
     }
 }
 
 #[inline(always)]
-fn verify_and_copy_v4(frame: &[u8], to: &mut [u8]) -> Option<bool> {
+fn verify_and_copy_v4(cpu: Cpu, frame: &[u8], to: &mut [u8]) -> Option<bool> {
     let covered = wire::checksummed_at_once(frame)?;
     let (head, payload) = covered.split_at(covered.len().checked_sub(to.len())?);
     let sum = rest_of_pseudo_header::<8>(covered).add_head::<HEAD_V4>(head);
-    Some(sum.add_copy(payload, to).is_good())
+    Some(sum.add_copy(cpu, payload, to).is_good())
 }
 
 #[inline(always)]
-fn verify_and_copy_v6(frame: &[u8], to: &mut [u8]) -> Option<bool> {
+fn verify_and_copy_v6(cpu: Cpu, frame: &[u8], to: &mut [u8]) -> Option<bool> {
     let covered = wire::ipv6::checksummed_at_once(frame)?;
     let (head, payload) = covered.split_at(covered.len().checked_sub(to.len())?);
     let sum = rest_of_pseudo_header::<32>(covered).add_head::<HEAD_V6>(head);
-    Some(sum.add_copy_here(payload, to).is_good())
+    Some(sum.add_copy(cpu, payload, to).is_good())
 }
 
 /// Which segments of a run have a good checksum, one bit each.

@@ -6,11 +6,13 @@
 //! worker does so, too, and no frame moves until the whole batch goes back.
 
 use core::num::NonZeroU64;
+use core::ops::Range;
 use std::sync::Arc;
 
 use dominoes::ReadBatch;
 use dominoes_drivers::Frame;
 
+use crate::io::claim::MAX_CLAIM;
 use crate::log::request::MAX_RUN;
 use crate::seqnum::SeqNum;
 
@@ -20,21 +22,16 @@ pub(crate) type Batch = Arc<Vec<Frame>>;
 /// Most frames of a request.
 const MOST: usize = MAX_RUN;
 
-/// The indices of a request's frames in their batch, in order.
-#[derive(Clone, Copy, Debug)]
+/// The indices of a request's frames in their batch, in ascending order.
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Indices {
+    first: u8,
     count: u8,
-    list: [u8; MOST],
+    /// One bit each, unless they are consecutive.
+    scattered: Option<[u64; 2]>,
 }
 
-impl Default for Indices {
-    fn default() -> Self {
-        Indices {
-            count: 0,
-            list: [0; MOST],
-        }
-    }
-}
+const _: () = assert!(MAX_CLAIM <= 128);
 
 impl Indices {
     /// How many frames.
@@ -43,35 +40,61 @@ impl Indices {
         usize::from(self.count)
     }
 
-    /// Removes all.
+    /// Replaces all by one frame.
     #[inline(always)]
-    pub(crate) fn clear(&mut self) {
-        self.count = 0;
+    pub(crate) fn begin_with(&mut self, index: usize) {
+        (self.first, self.count, self.scattered) = (index as u8, 1, None);
     }
 
-    /// Adds a frame. Requires room.
+    /// Appends a frame. Requires room.
     #[inline(always)]
     pub(crate) fn push(&mut self, index: usize) {
-        self.list[self.len()] = index as u8;
-        self.count += 1;
+        self.extend(index..index + 1);
     }
 
-    /// Adds consecutive frames. Requires room for all.
+    /// Appends consecutive frames. Requires room for all.
     #[inline(always)]
-    pub(crate) fn extend(&mut self, range: core::ops::Range<usize>) {
-        let (len, more) = (self.len(), range.len());
-        let places = &mut self.list[len..len + more];
-        places
-            .iter_mut()
-            .zip(range)
-            .for_each(|(place, index)| *place = index as u8);
-        self.count += more as u8;
+    pub(crate) fn extend(&mut self, range: Range<usize>) {
+        if self.count == 0 {
+            self.first = range.start as u8;
+        }
+        let end = usize::from(self.first) + self.len();
+        let follows = self.scattered.is_none() && range.start == end;
+        if !follows && !range.is_empty() {
+            self.scatter(range.clone());
+        }
+        self.count += range.len() as u8;
+    }
+
+    #[inline(never)]
+    fn scatter(&mut self, range: Range<usize>) {
+        let first = usize::from(self.first);
+        let end = first + self.len();
+        let bits = self.scattered.get_or_insert_with(|| {
+            let mut bits = [0; 2];
+            (first..end).for_each(|index| bits[index / 64] |= 1 << (index % 64));
+            bits
+        });
+        range.for_each(|index| bits[index / 64] |= 1 << (index % 64));
     }
 
     /// The indices.
     #[inline(always)]
-    pub(crate) fn as_slice(&self) -> &[u8] {
-        &self.list[..self.len()]
+    pub(crate) fn iter(&self) -> impl Iterator<Item = usize> + use<> {
+        let Indices {
+            first,
+            count,
+            mut scattered,
+        } = *self;
+        (0..usize::from(count)).map(move |i| match &mut scattered {
+            None => usize::from(first) + i,
+            Some(bits) => {
+                let half = usize::from(bits[0] == 0);
+                let lowest = bits[half].trailing_zeros() as usize;
+                bits[half] &= bits[half].wrapping_sub(1);
+                64 * half + lowest
+            }
+        })
     }
 }
 
@@ -106,12 +129,18 @@ impl Run {
         Run::new(&Arc::new(frames), indices, seq)
     }
 
+    /// Its batch, if it has one; it has no frames any more.
+    #[inline(always)]
+    pub(crate) fn take_batch(&mut self) -> Option<Batch> {
+        self.batch.take()
+    }
+
     /// Its frames.
     #[inline(always)]
     pub(crate) fn frames(&self) -> Frames<'_> {
         Frames {
             batch: self.batch.as_ref().map_or(&[], |batch| &batch[..]),
-            indices: self.indices.as_slice(),
+            indices: &self.indices,
         }
     }
 
@@ -151,7 +180,7 @@ impl BatchRuns {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frames<'a> {
     batch: &'a [Frame],
-    indices: &'a [u8],
+    indices: &'a Indices,
 }
 
 impl<'a> Frames<'a> {
@@ -164,15 +193,25 @@ impl<'a> Frames<'a> {
     /// Frame `i` of the request.
     #[inline(always)]
     pub(crate) fn get(&self, i: usize) -> Option<&'a Frame> {
-        self.batch.get(usize::from(*self.indices.get(i)?))
+        match self.indices.scattered {
+            None => self.consecutive()?.get(i),
+            Some(_) => self.iter().nth(i),
+        }
+    }
+
+    /// The frames, in the order of the request, if they are consecutive in their batch.
+    #[inline(always)]
+    pub(crate) fn consecutive(&self) -> Option<&'a [Frame]> {
+        let first = usize::from(self.indices.first);
+        let frames = self.batch.get(first..first + self.len())?;
+        self.indices.scattered.is_none().then_some(frames)
     }
 
     /// The frames, in the order of the request.
     #[inline(always)]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &'a Frame> + use<'a> {
         let batch = self.batch;
-        let frames = self.indices.iter();
-        frames.filter_map(|index| batch.get(usize::from(*index)))
+        self.indices.iter().filter_map(|index| batch.get(index))
     }
 }
 
@@ -281,5 +320,37 @@ impl FrameRecycler {
     #[inline]
     pub(crate) fn spare(&mut self) -> Vec<Frame> {
         self.spare.pop().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_of_a_run_are_found_in_order_whether_or_not_they_are_consecutive() {
+        let frame = |i: u8| Frame::from_bytes(&[i]);
+        let batch = Batch::new((0..MAX_CLAIM as u8).map(frame).collect());
+        let found = |indices: Indices| {
+            let run = Run::new(&batch, indices, SeqNum(0));
+            let frames = run.frames();
+            let each = Vec::from_iter(frames.iter().map(|frame| frame.bytes()[0]));
+            let by_number = (0..frames.len()).map(|i| frames.get(i).unwrap().bytes()[0]);
+            assert!(by_number.eq(each.iter().copied()));
+            assert!(frames.get(frames.len()).is_none());
+            (each, frames.consecutive().is_some())
+        };
+        let mut indices = Indices::default();
+        assert_eq!(found(indices), (vec![], true));
+        indices.push(60);
+        indices.extend(61..66);
+        indices.extend(70..70);
+        assert_eq!(found(indices), ((60..66).collect(), true));
+        indices.push(67);
+        indices.extend(118..120);
+        let scattered = (60..66).chain([67, 118, 119]).collect();
+        assert_eq!(found(indices), (scattered, false));
+        indices.begin_with(3);
+        assert_eq!(found(indices), (vec![3], true));
     }
 }

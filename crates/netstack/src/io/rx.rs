@@ -68,8 +68,8 @@ pub(crate) trait Log {
     /// Publishes a request with its frames, and with its verdict if that is known already. Requires
     /// room.
     fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run);
-    /// Passes the runs that are no longer needed to `each`.
-    fn reclaim(&mut self, each: &mut dyn FnMut(Run));
+    /// Passes the batch of each run that is no longer needed to `each`.
+    fn reclaim(&mut self, each: &mut dyn FnMut(Batch));
     /// A count that grows when requests are published; without a log, once for all that wait.
     fn published(&self) -> u64;
     /// The position below which all effects are performed that number no frames.
@@ -228,7 +228,7 @@ impl RxPump {
         batches: &mut impl Batches<L>,
         log: &mut L,
     ) -> usize {
-        log.reclaim(&mut |run| self.recycler.put(run));
+        log.reclaim(&mut |batch| self.recycler.put_batch(batch));
         if !self.configured {
             if log.room() == 0 {
                 return 0;
@@ -566,7 +566,7 @@ impl RxPump {
 
     /// Publishes a run of segments as a batch of its own; its parameters are those of
     /// [`sample_run`](Self::sample_run).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn publish_run(
         &mut self,
         now: Instant,
@@ -687,9 +687,9 @@ struct RunPublisher<'a, L> {
 
 impl<L: Log> Found for RunPublisher<'_, L> {
     #[inline]
-    fn run(&mut self, open: &mut OpenRun, run: Run, verdict: Option<Verdict>) {
+    fn run(&mut self, open: &mut OpenRun, batch: &Batch, verdict: Option<Verdict>) {
+        let run = (open.frames(batch), verdict);
         let about = (open.flow, &mut open.hint);
-        let run = (run, verdict);
         self.pump
             .publish_run(self.now, &mut open.request, about, run, self.log);
     }

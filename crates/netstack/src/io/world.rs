@@ -33,6 +33,7 @@ use crate::ip::v6::Place;
 use crate::keys::{KeyUse, Keys};
 use crate::log::effect::Effect;
 use crate::log::request::{Body, ConnId, Flow};
+use crate::packet::checksum::Cpu;
 use crate::packet::flow::{Address, Binding, Endpoint, Families, IpFields};
 use crate::state::demux::Grouping;
 use crate::stats::StackStats;
@@ -383,6 +384,8 @@ pub(crate) struct World {
     pub(crate) filter: Option<Arc<dyn AddressFilter>>,
     /// Whether the device finishes partial checksums.
     pub(crate) tx_checksum: bool,
+    /// The processor, for copies that are summed.
+    pub(crate) cpu: Cpu,
     /// Limits of a frame that the device divides into datagrams.
     pub(crate) frame_bounds: FrameBounds,
     pub(crate) streams: Streams,
@@ -542,6 +545,7 @@ impl World {
             salt: 0,
             filter: None,
             tx_checksum,
+            cpu: Cpu::this(),
             frame_bounds: FrameBounds::NONE,
             streams: Streams::new(&limits, delivery_slots),
             queues: Queues::new(&limits, delivery_slots),

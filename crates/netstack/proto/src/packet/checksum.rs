@@ -39,7 +39,7 @@ impl Sum {
                 let words = words.iter().map(|word| u64::from_ne_bytes(*word));
                 fold64(words.fold(0, fold64), sum_short(last))
             }
-            Err(_) => sum_short(bytes),
+            Err(_) => sum_rare(bytes),
         };
         Sum(fold64(self.0, sum))
     }
@@ -50,15 +50,8 @@ impl Sum {
     /// If the lengths differ.
     #[inline(always)]
     #[must_use]
-    pub fn add_copy(self, from: &[u8], to: &mut [u8]) -> Sum {
-        Sum(fold64(self.0, copy_words(from, to)))
-    }
-
-    /// [`Sum::add_copy`] without a call, for a hot place that justifies the larger code.
-    #[inline(always)]
-    #[must_use]
-    pub fn add_copy_here(self, from: &[u8], to: &mut [u8]) -> Sum {
-        Sum(fold64(self.0, copy_words_here(from, to)))
+    pub fn add_copy(self, cpu: Cpu, from: &[u8], to: &mut [u8]) -> Sum {
+        Sum(fold64(self.0, cpu.copy_words(from, to)))
     }
 
     /// Copies `parts` to `to` and adds them; the first may have an odd length.
@@ -67,14 +60,14 @@ impl Sum {
     /// If the length of `to` is not the sum of both.
     #[inline]
     #[must_use]
-    pub fn add_copies(self, parts: (&[u8], &[u8]), to: &mut [u8]) -> Sum {
+    pub fn add_copies(self, cpu: Cpu, parts: (&[u8], &[u8]), to: &mut [u8]) -> Sum {
         let (a, b) = parts;
         let (front, back) = to.split_at_mut(a.len());
-        let sum = self.add_copy(a, front);
+        let sum = self.add_copy(cpu, a, front);
         if b.is_empty() && back.is_empty() {
             return sum;
         }
-        let second = Sum::default().add_copy(b, back);
+        let second = Sum::default().add_copy(cpu, b, back);
         Sum(fold64(sum.0, second.behind(a.len()).0))
     }
 
@@ -170,24 +163,51 @@ fn sum_words(bytes: &[u8]) -> u64 {
     narrow::sum(bytes)
 }
 
-#[inline]
-fn copy_words(from: &[u8], to: &mut [u8]) -> u64 {
-    copy_words_here(from, to)
+/// The vectors of this processor, selected once for all copies.
+#[derive(Clone, Copy, Debug)]
+pub struct Cpu(Selected);
+
+#[derive(Clone, Copy, Debug)]
+enum Selected {
+    #[cfg(target_arch = "x86_64")]
+    Avx512(V4),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(V3),
+    Any,
 }
 
-/// [`copy_words`], always inlined.
-#[inline(always)]
-fn copy_words_here(from: &[u8], to: &mut [u8]) -> u64 {
-    assert_eq!(from.len(), to.len());
-    #[cfg(target_arch = "x86_64")]
-    if from.len() >= WIDE {
-        if let Some(cpu) = V4::try_new() {
-            return cpu.vectorize(wide::Copied { cpu, from, to });
+impl Cpu {
+    /// This processor.
+    pub fn this() -> Cpu {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(selected) = V4::try_new()
+            .map(Selected::Avx512)
+            .or_else(|| V3::try_new().map(Selected::Avx2))
+        {
+            return Cpu(selected);
         }
-        if let Some(cpu) = V3::try_new() {
-            return cpu.vectorize(wide::Copied { cpu, from, to });
+        Cpu(Selected::Any)
+    }
+
+    #[inline(always)]
+    fn copy_words(self, from: &[u8], to: &mut [u8]) -> u64 {
+        assert_eq!(from.len(), to.len());
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Selected::Avx512(cpu) if from.len() >= WIDE => {
+                cpu.vectorize(wide::Copied { cpu, from, to })
+            }
+            #[cfg(target_arch = "x86_64")]
+            Selected::Avx2(cpu) if from.len() >= WIDE => {
+                cpu.vectorize(wide::Copied { cpu, from, to })
+            }
+            _ => copy_narrow(from, to),
         }
     }
+}
+
+#[inline(never)]
+fn copy_narrow(from: &[u8], to: &mut [u8]) -> u64 {
     to.copy_from_slice(from);
     narrow::sum(from)
 }
@@ -238,29 +258,11 @@ fn sum_short(mut bytes: &[u8]) -> u64 {
     sum
 }
 
-/// [`sum_short`] with a copy to `to`, which has equal length, without a call.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-fn copy_short(from: &[u8], to: &mut [u8]) -> u64 {
-    let (words, last) = from.as_chunks::<8>();
-    let (places, left) = to.as_chunks_mut::<8>();
-    let mut sum = 0;
-    // In pairs: compilers turn a loop over few words into a call and a masked vector.
-    let (pairs, word) = words.as_chunks::<2>();
-    let (pair_places, place) = places.as_chunks_mut::<2>();
-    for (pair, place) in pairs.iter().zip(pair_places) {
-        *place = *pair;
-        sum += halves(pair[0]) + halves(pair[1]);
-    }
-    if let ([word], [place]) = (word, place) {
-        *place = *word;
-        sum += halves(*word);
-    }
-    if !last.is_empty() {
-        left.copy_from_slice(last);
-        sum += sum_short(last);
-    }
-    sum
+/// [`sum_short`] as a call, for rare lengths.
+#[cold]
+#[inline(never)]
+fn sum_rare(bytes: &[u8]) -> u64 {
+    sum_short(bytes)
 }
 
 /// Both halves of a word, added.
@@ -312,7 +314,7 @@ mod tests {
     fn by_every_loop(from: &[u8], to: &mut [u8]) -> Vec<u16> {
         let mut sums = vec![Sum::default().with(from), Sum(narrow::sum(from))];
         #[cfg(target_arch = "x86_64")]
-        {
+        if from.len() >= WIDE {
             fn both<C: Copy>(cpu: C, from: &[u8], to: &mut [u8]) -> [Sum; 2]
             where
                 for<'a> wide::Words<'a, C>: NullaryFnOnce<Output = u64>,
@@ -334,7 +336,7 @@ mod tests {
             );
         }
         to.fill(0xa5);
-        sums.push(Sum::default().add_copy(from, to));
+        sums.push(Sum::default().add_copy(Cpu::this(), from, to));
         sums.into_iter().map(Sum::finish).collect()
     }
 
@@ -365,7 +367,7 @@ mod tests {
         for at in 0..64 {
             let from = &bytes[at..at + 1448];
             for into in 0..64 {
-                let sum = Sum::default().add_copy(from, &mut to[into..into + 1448]);
+                let sum = Sum::default().add_copy(Cpu::this(), from, &mut to[into..into + 1448]);
                 assert_eq!(sum.finish(), plain(from), "from {at} to {into}");
                 assert_eq!(&to[into..into + 1448], from);
             }
@@ -418,7 +420,7 @@ mod tests {
         ) {
             let cut = cut.index(bytes.len() + 1);
             let mut to = vec![0; bytes.len()];
-            let sum = Sum::default().add_copies(bytes.split_at(cut), &mut to);
+            let sum = Sum::default().add_copies(Cpu::this(), bytes.split_at(cut), &mut to);
             prop_assert_eq!(sum.finish(), plain(&bytes));
             prop_assert_eq!(to, bytes);
         }

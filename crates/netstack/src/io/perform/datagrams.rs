@@ -10,7 +10,7 @@ use crate::ip::fragment::{Cut, Piece};
 use crate::log::effect::{Deliver, Queue, SendDatagrams};
 use crate::log::request::{Address, Endpoint, Flow, Lengths, MAX_DATAGRAMS, Merged};
 use crate::packet as wire;
-use crate::packet::checksum::Sum;
+use crate::packet::checksum::{Cpu, Sum};
 use crate::packet::{IpHeaders, UDP, UDP_HEADER, UdpDatagram, UdpHeaders};
 use crate::stats::EffectStats;
 use crate::time::Instant;
@@ -360,7 +360,7 @@ fn first_piece(
     // A record's payload begins at an even offset, so its first part has an even length.
     let sum = pseudo.with(head);
     let sum = if text.len() == len {
-        sum.add_copies(payload, text)
+        sum.add_copies(Cpu::this(), payload, text)
     } else {
         copy(payload, text);
         sum.with(payload.0).with(payload.1)
@@ -388,7 +388,7 @@ pub(crate) fn fill_datagram(frame: &mut [u8], payload: &[u8]) {
             UDP_HEADER + payload.len(),
         )
         .with(udp)
-        .add_copy(payload, rest);
+        .add_copy(Cpu::this(), payload, rest);
     wire::set_udp_checksum(udp, sum.finish());
 }
 

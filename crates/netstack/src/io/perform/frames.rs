@@ -11,6 +11,8 @@ use crate::keys::KeyUse;
 use crate::log::effect::Transmit;
 use crate::log::request::{ConnId, Flags, Flow, IpFields, Sack};
 use crate::packet as wire;
+#[cfg(feature = "testkit")]
+use crate::packet::checksum::Cpu;
 use crate::packet::checksum::Sum;
 use crate::packet::{ETHERNET_HEADER, MAX_HEADERS, SackBlocks, TcpHeaders};
 use crate::seqnum::SeqNum;
@@ -442,7 +444,9 @@ fn build_copies<const N: usize>(
         template.write_next(seq, buffer);
         let parts = stream.sending(offset, len as usize);
         let sum = head.sum.number(seq.0);
-        let checksum = sum.add_copies(parts, &mut buffer[head.len..total]).finish();
+        let checksum = sum
+            .add_copies(world.cpu, parts, &mut buffer[head.len..total])
+            .finish();
         set_checksum::<N>(buffer, checksum);
         claim.built(head.len, total, TxMeta::default());
     }
@@ -535,7 +539,7 @@ pub(crate) fn fill(frame: &mut [u8], payload: &[u8]) {
     let Some((head, rest)) = frame.split_first_chunk_mut() else {
         return;
     };
-    let sum = sum_of_headers(head, payload.len()).add_copy(payload, rest);
+    let sum = sum_of_headers(head, payload.len()).add_copy(Cpu::this(), payload, rest);
     wire::set_tcp_checksum::<AT>(frame, sum.finish());
 }
 

@@ -6,12 +6,12 @@ use super::lock::LockKind;
 use super::locks::LockTimes;
 use super::message::{Free, Own};
 use super::{IDLE, LockStats, LockedShared, State};
-use crate::io::Run;
 use crate::io::perform;
 use crate::io::perform::Template;
 use crate::io::prepare::prepare;
 use crate::io::rx::{Log, RESERVED};
 use crate::io::world::Wakes;
+use crate::io::{self, Run};
 use crate::log::effect::Effect;
 use crate::log::request::{Body, Request, RequestKind, Verdict};
 use crate::stats::EffectStats;
@@ -235,9 +235,10 @@ impl<K: LockKind> Log for Intake<'_, K> {
         }
     }
 
-    fn reclaim(&mut self, each: &mut dyn FnMut(Run)) {
+    fn reclaim(&mut self, each: &mut dyn FnMut(io::Batch)) {
         while let Some(runs) = self.shared.back.pop() {
-            runs.into_iter().for_each(&mut *each);
+            let batches = runs.into_iter().filter_map(|mut run| run.take_batch());
+            batches.for_each(&mut *each);
         }
     }
 

@@ -10,8 +10,8 @@ use core::arch::x86_64::{__m256i, __m512i};
 use pulp::NullaryFnOnce;
 use pulp::x86::{V3, V4};
 
-/// Vectors of a group, which share one mean.
-const GROUP: usize = 4;
+/// Vectors of half a group. The vectors of a group share one mean.
+const HALF: usize = 4;
 /// Bytes after which the carries are counted. Half a carry is 2^15 in the highest words, and
 /// the estimate is wrong by less than four per vector: thousands of vectors are possible.
 const BLOCK: usize = 1 << 16;
@@ -33,15 +33,15 @@ pub trait Vectors<const N: usize>: Copy {
     fn mean(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// The highest 16 bits of each number.
     fn highest(self, vector: Self::Vector) -> Self::Vector;
-    /// The highest 14 bits: the contribution of a number to the mean of a group.
+    /// The highest 17 bits: twice the highest 16, or one more.
+    fn twice(self, vector: Self::Vector) -> Self::Vector;
+    /// The highest 14 bits: the contribution of a number to the mean of half a group.
     fn share(self, vector: Self::Vector) -> Self::Vector;
     /// The sum of all numbers that were added to `sum`; `means` holds the sums of the highest
-    /// words of each group's mean.
+    /// words of the means of half groups.
     fn total(self, sum: Self::Vector, means: Self::Vector) -> u64;
-    /// Sums fewer than `N` bytes.
-    fn sum_last(self, bytes: &[u8]) -> u64;
-    /// Sums and copies fewer than `N` bytes.
-    fn copy_last(self, from: &[u8], to: &mut [u8]) -> u64;
+    /// The bits that are set in both.
+    fn and(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
 }
 
 impl Vectors<32> for V3 {
@@ -78,6 +78,11 @@ impl Vectors<32> for V3 {
     }
 
     #[inline(always)]
+    fn twice(self, vector: __m256i) -> __m256i {
+        self.avx2._mm256_srli_epi64::<47>(vector)
+    }
+
+    #[inline(always)]
     fn share(self, vector: __m256i) -> __m256i {
         self.avx2._mm256_srli_epi64::<50>(vector)
     }
@@ -97,13 +102,8 @@ impl Vectors<32> for V3 {
     }
 
     #[inline(always)]
-    fn sum_last(self, bytes: &[u8]) -> u64 {
-        super::sum_short(bytes)
-    }
-
-    #[inline(always)]
-    fn copy_last(self, from: &[u8], to: &mut [u8]) -> u64 {
-        super::copy_short(from, to)
+    fn and(self, a: __m256i, b: __m256i) -> __m256i {
+        self.avx2._mm256_and_si256(a, b)
     }
 }
 
@@ -156,6 +156,11 @@ impl Vectors<64> for V4 {
     }
 
     #[inline(always)]
+    fn twice(self, vector: __m512i) -> __m512i {
+        self.avx512f._mm512_srli_epi64::<47>(vector)
+    }
+
+    #[inline(always)]
     fn share(self, vector: __m512i) -> __m512i {
         self.avx512f._mm512_srli_epi64::<50>(vector)
     }
@@ -172,17 +177,9 @@ impl Vectors<64> for V4 {
         ) + half.total(sums, more)
     }
 
-    /// A remainder of at least half a vector gets another vector.
     #[inline(always)]
-    fn sum_last(self, bytes: &[u8]) -> u64 {
-        let half: V3 = *self;
-        words(half, bytes)
-    }
-
-    #[inline(always)]
-    fn copy_last(self, from: &[u8], to: &mut [u8]) -> u64 {
-        let half: V3 = *self;
-        copy(half, from, to)
+    fn and(self, a: __m512i, b: __m512i) -> __m512i {
+        self.avx512f._mm512_and_si512(a, b)
     }
 }
 
@@ -236,32 +233,80 @@ impl NullaryFnOnce for Copied<'_, V4> {
     }
 }
 
+/// Sums bytes, at least [`super::WIDE`].
 #[inline(always)]
 fn words<const N: usize, C: Vectors<N>>(cpu: C, bytes: &[u8]) -> u64 {
-    let (vectors, tail) = bytes.as_chunks::<N>();
-    // Usually there is one block, which takes a tenth fewer instructions.
-    let total = if vectors.len() <= BLOCK / N {
-        sum_block(cpu, vectors)
-    } else {
-        let blocks = vectors.chunks(BLOCK / N);
-        blocks.map(|block| sum_block(cpu, block)).sum()
-    };
-    total + cpu.sum_last(tail)
+    let (mut total, bytes) = split_odd(bytes);
+    let (mut vectors, tail) = bytes.as_chunks::<N>();
+    // Usually there is one block.
+    while let Some((block, rest)) = vectors.split_at_checked(BLOCK / N) {
+        let sums = sum_block(cpu, block);
+        total += cpu.total(sums.sum, sums.means);
+        vectors = rest;
+    }
+    let mut sums = sum_block(cpu, vectors);
+    let end = cpu.load(last(bytes));
+    sums.single(cpu, cpu.and(end, cpu.load(mask(tail.len()))));
+    total + cpu.total(sums.sum, sums.means)
 }
 
+/// As [`words`], and copies them.
 #[inline(always)]
 fn copy<const N: usize, C: Vectors<N>>(cpu: C, from: &[u8], to: &mut [u8]) -> u64 {
     // The slice shows the compiler that both have equal length.
     let to = &mut to[..from.len()];
-    let (from, tail) = from.as_chunks::<N>();
-    let (to, last) = to.as_chunks_mut::<N>();
-    let total = if from.len() <= BLOCK / N {
-        copy_block(cpu, from, to)
-    } else {
-        let blocks = from.chunks(BLOCK / N).zip(to.chunks_mut(BLOCK / N));
-        blocks.map(|(from, to)| copy_block(cpu, from, to)).sum()
+    let (mut total, even) = split_odd(from);
+    if even.len() < from.len() {
+        to[even.len()] = from[even.len()];
+    }
+    let (from, to) = (even, &mut to[..even.len()]);
+    let (mut vectors, tail) = from.as_chunks::<N>();
+    let (mut places, _) = to.as_chunks_mut::<N>();
+    while let Some((block, rest)) = vectors.split_at_checked(BLOCK / N) {
+        let (into, left) = places.split_at_mut(BLOCK / N);
+        let sums = copy_block(cpu, block, into);
+        total += cpu.total(sums.sum, sums.means);
+        (vectors, places) = (rest, left);
+    }
+    let mut sums = copy_block(cpu, vectors, places);
+    let end = cpu.load(last(from));
+    cpu.store(end, to.last_chunk_mut().expect("a vector and more"));
+    sums.single(cpu, cpu.and(end, cpu.load(mask(tail.len()))));
+    total + cpu.total(sums.sum, sums.means)
+}
+
+/// The value of the last byte if their number is odd, and all bytes before it.
+#[inline(always)]
+fn split_odd(bytes: &[u8]) -> (u64, &[u8]) {
+    match bytes.split_last() {
+        Some((last, even)) if bytes.len() % 2 == 1 => {
+            (u64::from(u16::from_ne_bytes([*last, 0])), even)
+        }
+        _ => (0, bytes),
+    }
+}
+
+/// The last `N` bytes, which end with the bytes that no whole vector contains.
+#[inline(always)]
+fn last<const N: usize>(bytes: &[u8]) -> &[u8; N] {
+    bytes.last_chunk().expect("a vector and more")
+}
+
+/// Ones in the last `len` bytes, fewer than `N`.
+#[inline(always)]
+fn mask<const N: usize>(len: usize) -> &'static [u8; N] {
+    const LONGEST: usize = 64;
+    static EDGE: [u8; 2 * LONGEST] = {
+        let mut bytes = [0; 2 * LONGEST];
+        let mut i = LONGEST;
+        while i < 2 * LONGEST {
+            (bytes[i], i) = (!0, i + 1);
+        }
+        bytes
     };
-    total + cpu.copy_last(tail, last)
+    EDGE[LONGEST + len - N..]
+        .first_chunk()
+        .expect("fewer than `N`")
 }
 
 /// The wrapped sum, and the estimate of its magnitude.
@@ -273,12 +318,28 @@ struct Sums<V> {
 
 impl<V: Copy> Sums<V> {
     #[inline(always)]
-    fn group<const N: usize>(&mut self, cpu: impl Vectors<N, Vector = V>, group: [V; GROUP]) {
-        let [a, b, c, d] = group;
+    fn group<const N: usize>(&mut self, cpu: impl Vectors<N, Vector = V>, halves: [[V; HALF]; 2]) {
+        let [first, second] = halves;
+        let mean = cpu.mean(self.add_half(cpu, first), self.add_half(cpu, second));
+        self.means = cpu.add(self.means, cpu.twice(mean));
+    }
+
+    #[inline(always)]
+    fn half<const N: usize>(&mut self, cpu: impl Vectors<N, Vector = V>, half: [V; HALF]) {
+        let mean = self.add_half(cpu, half);
+        self.means = cpu.add(self.means, cpu.highest(mean));
+    }
+
+    /// Adds half a group to the sum alone. Returns its mean.
+    #[inline(always)]
+    fn add_half<const N: usize>(
+        &mut self,
+        cpu: impl Vectors<N, Vector = V>,
+        [a, b, c, d]: [V; HALF],
+    ) -> V {
         let sum = cpu.add(cpu.add(a, b), cpu.add(c, d));
         self.sum = cpu.add(self.sum, sum);
-        let mean = cpu.mean(cpu.mean(a, b), cpu.mean(c, d));
-        self.means = cpu.add(self.means, cpu.highest(mean));
+        cpu.mean(cpu.mean(a, b), cpu.mean(c, d))
     }
 
     /// Adds a vector that belongs to no group.
@@ -289,50 +350,74 @@ impl<V: Copy> Sums<V> {
     }
 }
 
+#[inline(always)]
+fn load<const N: usize, C: Vectors<N>>(cpu: C, half: &[[u8; N]; HALF]) -> [C::Vector; HALF] {
+    let mut vectors = [cpu.zero(); HALF];
+    for (vector, bytes) in vectors.iter_mut().zip(half) {
+        *vector = cpu.load(bytes);
+    }
+    vectors
+}
+
+#[inline(always)]
+fn load_and_store<const N: usize, C: Vectors<N>>(
+    cpu: C,
+    half: &[[u8; N]; HALF],
+    places: &mut [[u8; N]; HALF],
+) -> [C::Vector; HALF] {
+    let mut vectors = [cpu.zero(); HALF];
+    for (vector, (bytes, place)) in vectors.iter_mut().zip(half.iter().zip(places)) {
+        *vector = cpu.load(bytes);
+        cpu.store(*vector, place);
+    }
+    vectors
+}
+
 /// Sums at most [`BLOCK`] bytes.
 #[inline(always)]
-fn sum_block<const N: usize, C: Vectors<N>>(cpu: C, vectors: &[[u8; N]]) -> u64 {
-    let zero = cpu.zero();
-    let mut sums = Sums {
-        sum: zero,
-        means: zero,
-    };
-    let (groups, last) = vectors.as_chunks::<GROUP>();
-    for group in groups {
-        let mut vectors = [zero; GROUP];
-        for (vector, bytes) in vectors.iter_mut().zip(group) {
-            *vector = cpu.load(bytes);
-        }
-        sums.group(cpu, vectors);
+fn sum_block<const N: usize, C: Vectors<N>>(cpu: C, vectors: &[[u8; N]]) -> Sums<C::Vector> {
+    let (sum, means) = (cpu.zero(), cpu.zero());
+    let mut sums = Sums { sum, means };
+    let (halves, last) = vectors.as_chunks::<HALF>();
+    let (groups, half) = halves.as_chunks::<2>();
+    for [a, b] in groups {
+        sums.group(cpu, [load(cpu, a), load(cpu, b)]);
+    }
+    for half in half {
+        sums.half(cpu, load(cpu, half));
     }
     for bytes in last {
         sums.single(cpu, cpu.load(bytes));
     }
-    cpu.total(sums.sum, sums.means)
+    sums
 }
 
-/// Copies and sums at most [`BLOCK`] bytes.
+/// As [`sum_block`], and copies the bytes.
 #[inline(always)]
-fn copy_block<const N: usize, C: Vectors<N>>(cpu: C, from: &[[u8; N]], to: &mut [[u8; N]]) -> u64 {
-    let zero = cpu.zero();
-    let mut sums = Sums {
-        sum: zero,
-        means: zero,
-    };
-    let (groups, last) = from.as_chunks::<GROUP>();
-    let (into, rest) = to.as_chunks_mut::<GROUP>();
-    for (group, into) in groups.iter().zip(into) {
-        let mut vectors = [zero; GROUP];
-        for (vector, (bytes, place)) in vectors.iter_mut().zip(group.iter().zip(into)) {
-            *vector = cpu.load(bytes);
-            cpu.store(*vector, place);
-        }
-        sums.group(cpu, vectors);
+fn copy_block<const N: usize, C: Vectors<N>>(
+    cpu: C,
+    from: &[[u8; N]],
+    to: &mut [[u8; N]],
+) -> Sums<C::Vector> {
+    let (sum, means) = (cpu.zero(), cpu.zero());
+    let mut sums = Sums { sum, means };
+    let (halves, last) = from.as_chunks::<HALF>();
+    let (groups, half) = halves.as_chunks::<2>();
+    let (into, rest) = to.as_chunks_mut::<HALF>();
+    let (pairs, one) = into.as_chunks_mut::<2>();
+    for ([a, b], [to_a, to_b]) in groups.iter().zip(pairs) {
+        sums.group(
+            cpu,
+            [load_and_store(cpu, a, to_a), load_and_store(cpu, b, to_b)],
+        );
+    }
+    for (half, into) in half.iter().zip(one) {
+        sums.half(cpu, load_and_store(cpu, half, into));
     }
     for (bytes, place) in last.iter().zip(rest) {
         let vector = cpu.load(bytes);
         cpu.store(vector, place);
         sums.single(cpu, vector);
     }
-    cpu.total(sums.sum, sums.means)
+    sums
 }
