@@ -177,17 +177,27 @@ struct Acks {
     header: [u8; HEADERS_LEN],
 }
 
-impl Acks {
-    /// Sends those of `segments` segments.
-    fn send(&mut self, segments: usize) {
-        let mut frame = self.header;
-        for _ in 0..segments / ACKNOWLEDGED {
-            frame.copy_from_slice(&self.header);
-            kernel::fill(&mut frame, &[]);
-            // A simulated device takes every frame.
-            let _ = self.tx.transmit(&[TxFrame::new(&frame)]);
-        }
+/// Sends the acknowledgments of `segments` segments.
+pub(super) fn acknowledge(tx: &mut dyn DeviceTx, header: &[u8; HEADERS_LEN], segments: usize) {
+    for _ in 0..segments / ACKNOWLEDGED {
+        let mut frame = *header;
+        kernel::fill(&mut frame, &[]);
+        // A simulated device takes every frame.
+        let _ = tx.transmit(&[TxFrame::new(&frame)]);
     }
+}
+
+/// Claims acknowledgments in place of those in `frames`.
+pub(super) fn claim_acks(rx: &mut dyn DeviceRx, frames: &mut Vec<Frame>) {
+    rx.release(frames);
+    // A simulated device cannot be down.
+    let _ = rx.claim(RECEIVE_CHUNK, frames);
+}
+
+/// How many acknowledgments have a wrong checksum.
+pub(super) fn count_bad(acks: &[Frame]) -> u64 {
+    let good: usize = acks.chunks(32).map(kernel::verify_all).sum();
+    (acks.len() - good) as u64
 }
 
 struct Source {
@@ -290,7 +300,8 @@ impl Driver for ReceiveDriver {
             }
         }
         if let Some(acks) = &self.shared.acks {
-            lock(acks).send(at / self.segment);
+            let Acks { tx, header } = &mut *lock(acks);
+            acknowledge(&mut **tx, header, at / self.segment);
         }
         self.bytes += at as u64;
         claimed.unwrap_or(0)
@@ -391,14 +402,9 @@ impl Driver for SendDriver {
     fn turn(&mut self, _now: Instant) -> usize {
         let shared = &*self.shared;
         if let Some(acks) = &shared.acks {
-            let mut acks = lock(acks);
-            acks.release(&mut self.frames);
-            // A simulated device cannot be down.
-            let _ = acks.claim(RECEIVE_CHUNK, &mut self.frames);
-            drop(acks);
+            claim_acks(&mut **lock(acks), &mut self.frames);
             if matches!(shared.fill, Fill::Segment) {
-                let good: usize = self.frames.chunks(32).map(kernel::verify_all).sum();
-                self.bad += (self.frames.len() - good) as u64;
+                self.bad += count_bad(&self.frames);
             }
         }
         let mut sink = lock(&shared.sink);

@@ -11,7 +11,7 @@
 //!
 //! `cipher` opens and seals records from memory to memory and does nothing else; `limit` also
 //! verifies or computes the checksums of their segments and copies those, which come from and go to
-//! the same device as in the other rows, with no protocol. The
+//! the same device as in the other rows, with their acknowledgments and no protocol. The
 //! received text is compared before anything is measured. The sent records are not opened by the
 //! peer, which verifies its checksums only; `crates/netstack/tests/tls.rs` looks at such bytes.
 
@@ -597,7 +597,7 @@ struct Shared {
     header: [u8; HEADERS_LEN],
 }
 
-/// The device of `limit`, which moves frames and does nothing to them.
+/// The device of `limit`, which moves frames and acknowledgments and does nothing to them.
 struct SharedDevice {
     rx: Mutex<Source>,
     tx: Mutex<PeerTx>,
@@ -616,7 +616,7 @@ struct LimitDriver {
     sends: bool,
     record: Vec<u8>,
     text: Vec<u8>,
-    /// Received frames that are in use.
+    /// Received frames that are in use, or acknowledgments.
     frames: Vec<Frame>,
     /// Memory of its transmit slots, the number of the first, and the next one in it.
     slots: Vec<u8>,
@@ -649,7 +649,7 @@ fn limit(
         }
     };
     let device = match moves_frames {
-        true => Some(SharedDevice::new(workload, &secrets, slots * cores)?),
+        true => Some(SharedDevice::new(workload, &secrets, sends, slots * cores)?),
         false => None,
     };
     let empty = headers::tcp_frame(&Ends::default(), flags::ACK, u16::MAX, &[], &[]);
@@ -693,10 +693,15 @@ impl SharedDevice {
     fn new(
         workload: &Workload,
         secrets: &ExtractedSecrets,
+        sends: bool,
         slots: usize,
     ) -> Result<SharedDevice, String> {
         let payload = payload(workload, secrets)?;
-        let (device, peer) = peer::with_payload(Role::Free, workload, payload)?;
+        let role = match sends {
+            true => Role::FreeReceiver,
+            false => Role::Free,
+        };
+        let (device, peer) = peer::with_payload(role, workload, payload)?;
         let (rx, mut tx) = device.into_halves();
         let preparer = tx.preparer(slots);
         Ok(SharedDevice {
@@ -739,6 +744,7 @@ impl LimitDriver {
             }
             self.open(next, &record);
         }
+        plain::acknowledge(&mut *plain::lock(&device.tx), &shared.header, frames.len());
         (self.record, self.frames) = (record, frames);
     }
 
@@ -805,6 +811,10 @@ impl LimitDriver {
 impl Driver for LimitDriver {
     fn turn(&mut self, _now: Instant) -> usize {
         if self.sends {
+            if let Some(device) = &self.shared.device {
+                plain::claim_acks(&mut plain::lock(&device.rx).rx, &mut self.frames);
+                self.wrong += plain::count_bad(&self.frames);
+            }
             (0..BURST).for_each(|_| self.send());
         } else {
             self.receive();

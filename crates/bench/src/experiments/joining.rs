@@ -70,7 +70,7 @@ fn table(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<
     for direction in directions {
         let (samples, note) = sampled(&mut clock, &workload, progress, || {
             let (row, samples) = joining::row(direction, &workload, cores, JOINS)?;
-            Ok((verified(row, workload.segment_bytes)?, samples))
+            Ok((verified(row, &workload)?, samples))
         })?;
         let name = format!("{cores} replicas, {direction:?}");
         let values = |what: fn(&JoinSample) -> f64| samples.iter().map(what);

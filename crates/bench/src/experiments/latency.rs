@@ -91,8 +91,21 @@ fn latency(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Ve
     })?;
     let mut table = Table::new(
         "one byte each way over a pair of devices in memory, microseconds; both ends poll, near cores",
-        &["server", "cores", "p50", "p90", "p99", "rounds"],
+        &[
+            "server",
+            "cores",
+            "p50",
+            "p90",
+            "p99",
+            "p50 / single",
+            "rounds",
+        ],
     );
+    let single = measured.iter().find(|(server, _)| server.name == "single");
+    let single = single.and_then(|(_, readings)| {
+        let (values, _) = rounds::kept(readings);
+        Spread::of(values.iter().map(|round| round[0]))
+    });
     let mut line = Vec::new();
     for (server, readings) in &measured {
         let (values, left_out) = rounds::kept(readings);
@@ -104,6 +117,7 @@ fn latency(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Ve
             let measure = Measure::of(value, values.len());
             table.measure(name, measure.disturbed_if(disturbed));
         }
+        let ratio = single.map(|single| p50.over(single));
         line.push((
             format!("{}/{}", server.name, server.cores),
             [(50.0, p50), (90.0, of(1).1), (99.0, p99)]
@@ -116,6 +130,7 @@ fn latency(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Ve
             of(0).0,
             of(1).0,
             of(2).0,
+            ratio.map_or_else(String::new, |ratio| ratio.to_string()),
             counted(values.len(), readings.len(), disturbed),
         ]);
     }

@@ -44,7 +44,7 @@ fn tables(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec
         let line = nanoseconds(topology::line_transfer_ns());
         let (samples, note) = sampled(&mut clock, &workload, progress, || {
             let row = (entry.variant.make)(Direction::Receive, &workload, entry.cores)?;
-            let mut row = verified(row, workload.segment_bytes)?;
+            let mut row = verified(row, &workload)?;
             let samples = ShareLog::of(&mut row, EVERY, SAMPLES);
             Ok((row, samples))
         })?;

@@ -270,12 +270,15 @@ fn note(sampled: Attempt<Sampled>, got: usize, wanted: usize) -> Option<String> 
     (!notes.is_empty()).then(|| notes.join("; "))
 }
 
-fn verified(mut row: Row, segment_bytes: usize) -> Result<Row, String> {
-    row.drive_until(if segment_bytes < 1024 {
+/// Verifies `row`, and moves it by a lap of its transmit slots: nothing touches memory for the
+/// first time while it is measured.
+fn verified(mut row: Row, workload: &Workload) -> Result<Row, String> {
+    row.drive_until(if workload.segment_bytes < 1024 {
         VERIFIED_SMALL
     } else {
         VERIFIED
     })?;
+    row.move_until(workload.segment_bytes as u64 * u64::from(workload.transmit_slots()))?;
     Ok(row)
 }
 
@@ -297,7 +300,7 @@ impl Panel {
         let mut rows = Vec::new();
         for entry in &self.entries {
             let row = (entry.variant.make)(self.direction, &entry.workload, entry.cores)?;
-            rows.push(verified(row, entry.workload.segment_bytes)?);
+            rows.push(verified(row, &entry.workload)?);
         }
         let before = topology::line_transfer_ns();
         let slice = self.workload.slice;

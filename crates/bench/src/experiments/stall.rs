@@ -75,7 +75,7 @@ fn table(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<
     for (direction, entry) in rows {
         let (samples, note) = sampled(&mut clock, &workload, progress, || {
             let row = (entry.variant.make)(direction, &workload, cores)?;
-            let mut row = verified(row, workload.segment_bytes)?;
+            let mut row = verified(row, &workload)?;
             let samples = StallLog::of(&mut row, STALLS, workload.seed);
             Ok((row, samples))
         })?;
