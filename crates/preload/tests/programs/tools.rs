@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 use libtest_mimic::Failed;
 use sha2::{Digest, Sha256};
@@ -58,7 +59,15 @@ pub(crate) const ALL: [Test; 9] = [
 ];
 
 /// The rates of programs over our stack and over the kernel's.
-pub(crate) const RATES: &[&str] = &["iperf3", "nginx", "wrk", "redis-server", "redis-benchmark"];
+pub(crate) const RATES: &[&str] = &[
+    "iperf3",
+    "nginx",
+    "wrk",
+    "redis-server",
+    "redis-benchmark",
+    "curl",
+    "wget",
+];
 
 /// A folder that is removed on drop.
 struct Folder(PathBuf);
@@ -342,67 +351,113 @@ fn without_a_device_nothing_runs() -> Result<(), Failed> {
     }
 }
 
-/// Prints the rates of programs over our stack and over the kernel's, in turn.
+/// The ways in which programs are measured: device, and replicas of our stack. The first is the
+/// kernel's.
+const WAYS: [(&str, Device, Option<&str>); 5] = [
+    ("kernel", Device::Packet, None),
+    ("packet-1", Device::Packet, Some("1")),
+    ("packet-2", Device::Packet, Some("2")),
+    ("packet-auto", Device::Packet, Some("auto")),
+    ("tap-1", Device::Tap, Some("1")),
+];
+
+/// Prints the rates of programs over our stack and over the kernel's, in turn; also as JSON. Each
+/// is the better of two runs.
 pub(crate) fn rates() -> Result<(), Failed> {
-    let mut rows = Vec::new();
-    for is_ours in [true, false, true, false] {
-        let (ends, folder) = (Ends::new(Device::Packet)?, Folder::new()?);
-        let launch = || {
-            if is_ours {
-                return ends.launcher(&[]);
+    let mut best: Vec<(&str, [f64; WAYS.len()])> = Vec::new();
+    for _ in 0..2 {
+        for (way, (_, device, replicas)) in WAYS.into_iter().enumerate() {
+            for (index, (name, rate)) in measure(device, replicas)?.into_iter().enumerate() {
+                if index == best.len() {
+                    best.push((name, [0.0; WAYS.len()]));
+                }
+                best[index].1[way] = best[index].1[way].max(rate);
             }
-            ends.ours.command("env")
-        };
-        if !is_ours {
-            ends.ours.ip(&format!("addr add {OURS}/24 dev veth0"))?;
         }
-        let mut measured = Vec::new();
-        let server = Server::start(launch().args(["iperf3", "-s", "--forceflush"]), "listening")?;
-        for (name, more) in [
-            ("iperf3 receives, Gbit/s", &[][..]),
-            ("iperf3 sends, Gbit/s", &["-R"]),
-        ] {
-            let mut client = ends.peer.command("iperf3");
-            let text = run(client.args(["-c", OURS, "-t", "3", "-J"]).args(more))?;
-            let sum = text.split("\"sum_received\"").nth(1).unwrap_or_default();
-            measured.push((name, number_after(sum, "\"bits_per_second\":")? / 1e9));
-        }
-        drop(server);
-        folder.write("small", b"hello\n")?;
-        let server = nginx(launch(), &folder)?;
-        for connections in ["1", "50"] {
-            let mut client = ends.peer.command("wrk");
-            client.args(["-t", "1", "-d", "3", "-c", connections]);
-            let text = run(client.arg(format!("http://{OURS}/small")))?;
-            let name = match connections {
-                "1" => "nginx, 1 connection, requests/s",
-                _ => "nginx, 50 connections, requests/s",
-            };
-            measured.push((name, number_after(&text, "Requests/sec:")?));
-        }
-        drop(server);
-        let server = redis(launch())?;
-        let mut client = ends.peer.command("redis-benchmark");
-        client.args(["-h", OURS, "-n", "50000", "-c", "50", "-t", "get", "--csv"]);
-        let text = run(&mut client)?;
-        measured.push(("redis, GET, requests/s", number_after(&text, "\"GET\",\"")?));
-        drop(server);
-        rows.push(measured);
     }
-    println!(
-        "{:36} {:>12} {:>12} {:>7}",
-        "program", "ours", "kernel's", "ratio"
-    );
-    for (index, (name, _)) in rows[0].iter().enumerate() {
-        // The better of two runs of each.
-        let best = |first: usize| rows[first][index].1.max(rows[first + 2][index].1);
-        let (ours, kernels) = (best(0), best(1));
-        println!(
-            "{name:36} {ours:12.2} {kernels:12.2} {:7.2}",
-            ours / kernels
-        );
+    let names = WAYS.map(|(name, ..)| name);
+    print!("{:36} {:>12}", "program", names[0]);
+    names[1..].iter().for_each(|name| print!(" {name:>19}"));
+    println!();
+    for (name, rates) in &best {
+        print!("{name:36} {:12.2}", rates[0]);
+        rates[1..]
+            .iter()
+            .for_each(|rate| print!(" {rate:12.2} {:6.2}", rate / rates[0]));
+        println!();
     }
+    let rows = best.iter().map(|(name, rates)| {
+        let pairs = names
+            .iter()
+            .zip(rates)
+            .map(|(way, rate)| format!("\"{way}\": {rate:.2}"));
+        format!("  \"{name}\": {{{}}}", pairs.collect::<Vec<_>>().join(", "))
+    });
+    println!("{{\n{}\n}}", rows.collect::<Vec<_>>().join(",\n"));
     Ok(())
+}
+
+/// The rates of programs in one way.
+fn measure(device: Device, replicas: Option<&str>) -> Result<Vec<(&'static str, f64)>, Failed> {
+    let (ends, folder) = (Ends::new(device)?, Folder::new()?);
+    let launch = || match replicas {
+        Some(replicas) => ends.launcher(&["--replicas", replicas]),
+        None => ends.ours.command("env"),
+    };
+    if replicas.is_none() {
+        ends.ours.ip(&format!("addr add {OURS}/24 dev veth0"))?;
+    }
+    let mut measured = Vec::new();
+    let server = Server::start(launch().args(["iperf3", "-s", "--forceflush"]), "listening")?;
+    for (name, more) in [
+        ("iperf3 receives, Gbit/s", &[][..]),
+        ("iperf3 sends, Gbit/s", &["-R"]),
+    ] {
+        let mut client = ends.peer.command("iperf3");
+        let text = run(client.args(["-c", OURS, "-t", "3", "-J"]).args(more))?;
+        let sum = text.split("\"sum_received\"").nth(1).unwrap_or_default();
+        measured.push((name, number_after(sum, "\"bits_per_second\":")? / 1e9));
+    }
+    drop(server);
+    folder.write("small", b"hello\n")?;
+    let server = nginx(launch(), &folder)?;
+    for (name, connections) in [
+        ("nginx, 1 connection, requests/s", "1"),
+        ("nginx, 50 connections, requests/s", "50"),
+        ("nginx, 1000 connections, requests/s", "1000"),
+    ] {
+        let mut client = ends.peer.command("wrk");
+        client.args(["-t", "1", "-d", "3", "-c", connections]);
+        let text = run(client.arg(format!("http://{OURS}/small")))?;
+        measured.push((name, number_after(&text, "Requests/sec:")?));
+    }
+    drop(server);
+    let server = redis(launch())?;
+    let mut client = ends.peer.command("redis-benchmark");
+    client.args(["-h", OURS, "-n", "50000", "-c", "50", "-t", "get", "--csv"]);
+    let text = run(&mut client)?;
+    measured.push(("redis, GET, requests/s", number_after(&text, "\"GET\",\"")?));
+    drop(server);
+    // A gigabyte, compared by SHA-256.
+    let (piece, file) = (bytes(1 << 20), folder.0.join("large"));
+    let mut large = std::fs::File::create(&file)?;
+    (0..1024).try_for_each(|_| large.write_all(&piece))?;
+    let sum = run(Command::new("sha256sum").arg(&file))?;
+    let sum = sum.split(' ').next().unwrap_or_default();
+    let _server = nginx(ends.peer.command("env"), &folder)?;
+    for (name, program) in [
+        ("curl, 1 GiB, Gbit/s", "curl -sSf --noproxy '*'"),
+        ("wget, 1 GiB, Gbit/s", "wget -qO- --no-proxy"),
+    ] {
+        let words = format!("{program} http://{THEIRS}/large | sha256sum");
+        let start = Instant::now();
+        let text = run(launch().args(["sh", "-c", &words]))?;
+        measured.push((name, 8.0 * 1.073_741_824 / start.elapsed().as_secs_f64()));
+        if !text.contains(sum) {
+            return Err(format!("{name}: another SHA-256: {text}").into());
+        }
+    }
+    Ok(measured)
 }
 
 /// The number after these words.
