@@ -18,6 +18,9 @@
 //! cargo run --release --example ping -- --tap tap0 --count 3 --size 4000 10.78.0.2
 //! ```
 //!
+//! With `--addr dhcp` the network gives our address and its servers of names, so hosts may be
+//! given by name; `--addr6 auto` adds IPv6.
+//!
 //! `--packet NAME` and `--xdp NAME` use a network interface instead. It repeats a request that
 //! gets no reply within a second, up to four times.
 
@@ -36,7 +39,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_netstack::{EchoSocket, Stack};
+use dominoes_netstack::{EchoSocket, Resolver, Stack};
 
 use program::{Arguments, Outcome, VALUE};
 use stack::StackOptions;
@@ -50,7 +53,7 @@ const MAX_SIZE: usize = 65_507;
 const ATTEMPTS: u32 = 5;
 
 const ABOUT: &str = "\
-ping [OPTIONS] ADDRESS...: echo requests of our own stack; without a device, in memory.
+ping [OPTIONS] HOST...: echo requests of our own stack; without a device, in memory.
 
 ";
 
@@ -62,7 +65,7 @@ struct Options {
     stack: StackOptions,
     count: u16,
     size: usize,
-    hosts: Vec<IpAddr>,
+    hosts: Vec<String>,
 }
 
 impl Options {
@@ -70,7 +73,7 @@ impl Options {
         match option {
             "count" => self.count = arguments.parse()?,
             "size" => self.size = arguments.number(0..=MAX_SIZE)?,
-            VALUE => self.hosts.push(arguments.parse()?),
+            VALUE => self.hosts.push(arguments.text()?),
             _ => return self.stack.take(option, arguments),
         }
         Ok(true)
@@ -97,7 +100,12 @@ fn run(options: &Options) -> Outcome<()> {
             .start(|addr| stack::builder(addr, threads), device)?;
         let from = options.stack.addresses(&stack, None)?;
         println!("from {from}, device {name}");
-        return while_replicas_die(&stack, killer, || ask(&stack, &options.hosts, options));
+        let resolver = Resolver::new(stack.sockets(), []);
+        let mut hosts = Vec::new();
+        for host in &options.hosts {
+            hosts.extend(resolver.resolve(host)?);
+        }
+        return while_replicas_die(&stack, killer, || ask(&stack, &hosts, options));
     }
     let (near, far) = memory::pair(MemoryConfig::default());
     let both = |last: u8| {

@@ -29,16 +29,16 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 const PARTS: [Part; 10] = [
     part("crates/dominoes", 22_500, 17_000),
     part("crates/drivers", 24_100, 20_000),
-    part("crates/netstack/proto", 35_000, 31_000),
+    part("crates/netstack/proto", 37_200, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
-        ..part("crates/netstack", 64_900, 45_000)
+        ..part("crates/netstack", 65_600, 45_000)
     },
     part("crates/bench", 32_600, 21_000),
     part("crates/preload", 7_000, 4_000),
     part("crates/testkit", 3_500, 3_000),
-    part("tests", 21_600, 11_500),
-    part("examples", 8_700, 5_000),
+    part("tests", 21_700, 11_500),
+    part("examples", 8_800, 5_000),
     part("fuzz", 4_700, 3_500),
 ];
 

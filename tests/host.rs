@@ -32,6 +32,7 @@
 //!
 //! - `ipv6` uses the services over IPv6 on each kind of device, with `radvd` as their router, and
 //!   over a path with a smaller MTU than both ends expect.
+//! - `leases`: the example `ping` gets its addresses and servers of names from `dnsmasq`.
 //! - `libraries`: `rustls`, `tungstenite`, `ureq` and mio over our streams, with Linux at the other
 //!   end.
 //! - `tls`: the examples `https_server` and `https_get` with `curl`, `openssl`, rustls over a
@@ -73,6 +74,8 @@ mod floods;
 mod ingest;
 #[path = "host/ipv6.rs"]
 mod ipv6;
+#[path = "host/leases.rs"]
+mod leases;
 #[path = "host/libraries.rs"]
 mod libraries;
 #[path = "host/router.rs"]
@@ -264,6 +267,13 @@ fn main() -> ExitCode {
         let missing = needs.missing_for_ipv6(Device::Packet);
         trials.add(format!("ipv6::{name}"), missing, move |figure| {
             figure(test()?);
+            Ok(())
+        });
+    }
+    for &(name, device) in leases::TESTS {
+        let missing = needs.missing_for_leases(device);
+        trials.add(format!("leases::{name}"), missing, move |figure| {
+            figure(leases::run(device)?);
             Ok(())
         });
     }
@@ -631,6 +641,7 @@ struct Needs {
     client_tools: Option<String>,
     router_tools: Option<String>,
     ipv6_tools: Option<String>,
+    lease_tools: Option<String>,
     tls_tools: Option<String>,
     gnutls: Option<String>,
     wget: Option<String>,
@@ -645,6 +656,7 @@ impl Needs {
             client_tools: missing_tools(&CLIENT_TOOLS),
             router_tools: missing_tools(&ROUTER_TOOLS),
             ipv6_tools: missing_tools(&IPV6_TOOLS),
+            lease_tools: missing_tools(&LEASE_TOOLS),
             tls_tools: missing_tools(&TLS_TOOLS),
             gnutls: missing_tools(&GNUTLS),
             wget: missing_wget(),
@@ -689,6 +701,14 @@ impl Needs {
             return self.missing("tools", &self.ipv6_tools);
         }
         self.missing_for_services(device)
+    }
+
+    fn missing_for_leases(&self, device: Device) -> Option<Result<Completion, Failed>> {
+        self.missing("tools", &self.lease_tools)
+            .or_else(|| match device {
+                Device::Packet => self.missing("packet", &self.packet),
+                _ => self.missing("tap", &self.tap),
+            })
     }
 
     fn missing_for_clients(&self) -> Option<Result<Completion, Failed>> {
@@ -776,6 +796,7 @@ const IPV6_TOOLS: [Tool; 5] = [
     ("socat", "-V", "socat"),
     ("traceroute", "--version", "traceroute"),
 ];
+const LEASE_TOOLS: [Tool; 1] = [("dnsmasq", "--version", "dnsmasq-base")];
 const TLS_TOOLS: [Tool; 1] = [("openssl", "version", "openssl")];
 
 const GNUTLS: [Tool; 1] = [("gnutls-cli", "--version", "gnutls-bin")];

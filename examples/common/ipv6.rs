@@ -1,6 +1,6 @@
-//! The option `--addr6` of the example servers.
+//! The option `--addr6` of the example servers, and addresses that the network gives.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,23 @@ use dominoes_netstack::{Builder, Ipv6Config, Stack};
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Time between two checks of the stack's addresses.
 const GLANCE: Duration = Duration::from_millis(10);
+
+/// Waits until a server of DHCP has given an address.
+pub(crate) fn wait_for_lease(stack: &Stack) -> Result<Ipv4Addr, String> {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        let addresses = &stack.sockets().interfaces()[0].addresses;
+        let v4 = addresses.iter().find_map(|address| match address {
+            IpAddr::V4(address) => Some(*address),
+            IpAddr::V6(_) => None,
+        });
+        if let Some(address) = v4 {
+            return Ok(address);
+        }
+        thread::sleep(GLANCE);
+    }
+    Err("no DHCP server gives an address".to_owned())
+}
 
 /// The IPv6 addresses of the stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

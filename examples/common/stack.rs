@@ -18,7 +18,7 @@ use ipv6::Addr6;
 use killer::Killer;
 
 /// The options that [`StackOptions::take`] takes, except the device's.
-pub(crate) const USAGE: &str = "  --addr CIDR         our address and its prefix [10.78.0.1/24]
+pub(crate) const USAGE: &str = "  --addr CIDR         our address and its prefix, or dhcp: what a server gives [10.78.0.1/24]
   --also CIDR         another address there, as often as wanted
   --addr6 CIDR        the same of IPv6, or auto: as routers advertise [no IPv6]
   --second NAME,CIDR  another interface of the same kind with its address, and behind another comma
@@ -214,8 +214,17 @@ impl StackOptions {
 
     /// Opens the device and returns it with its description; `None`: in memory.
     pub(crate) fn open(&self) -> Outcome<Option<(Box<dyn Device>, String)>> {
-        let has_ipv6 = self.addr6 != Addr6::Nothing;
-        self.device.open(self.address()?, has_ipv6)
+        let learns = self.addr6 != Addr6::Nothing || self.has_dhcp();
+        let address = match self.has_dhcp() {
+            true => Ipv4Addr::UNSPECIFIED,
+            false => self.address()?,
+        };
+        self.device.open(address, learns)
+    }
+
+    /// Whether a server gives our address.
+    fn has_dhcp(&self) -> bool {
+        self.addr == "dhcp"
     }
 
     /// Starts a stack with the addresses and gateways of the command line.
@@ -247,16 +256,19 @@ impl StackOptions {
     }
 
     /// Returns the addresses of a stack as text, each with `port` if given. It waits until no
-    /// other host is known to have the IPv6 addresses.
+    /// other host is known to have the IPv6 addresses, and for a lease.
     pub(crate) fn addresses(&self, stack: &Stack, port: Option<u16>) -> Outcome<String> {
         let others = self.addr6.wait(stack)?.into_iter().map(IpAddr::V6);
-        let texts =
-            iter::once(IpAddr::V4(self.address()?))
-                .chain(others)
-                .map(|address| match port {
-                    Some(port) => SocketAddr::new(address, port).to_string(),
-                    None => address.to_string(),
-                });
+        let own = match self.has_dhcp() {
+            true => ipv6::wait_for_lease(stack)?,
+            false => self.address()?,
+        };
+        let texts = iter::once(IpAddr::V4(own))
+            .chain(others)
+            .map(|address| match port {
+                Some(port) => SocketAddr::new(address, port).to_string(),
+                None => address.to_string(),
+            });
         Ok(texts.collect::<Vec<_>>().join(" and "))
     }
 }

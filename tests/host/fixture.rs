@@ -177,6 +177,15 @@ impl Ends {
         Running::start(command)?.finish()
     }
 
+    /// Runs the example `ping` with the addresses that the network gives, and returns its output.
+    pub(crate) fn ping_from_lease(&self, hosts: &[&str]) -> Result<String, Failed> {
+        let mut command = self.our_command(server_program("ping", &PING)?);
+        let option = [self.device.option(), self.device.interface()];
+        let addresses = ["--addr", "dhcp", "--addr6", "auto", "--count", "3"];
+        command.args([&option[..], &addresses, hosts].concat());
+        Running::start(command)?.finish()
+    }
+
     /// Starts a command in the peer's namespace.
     pub(crate) fn speak(&self, program: &str, arguments: &[&str]) -> Result<Dialogue, Failed> {
         let mut command = self.peer.command(program);

@@ -248,7 +248,9 @@ impl Sockets {
                 return Err(SocketError::PortZero);
             }
             let is_local = address.ip().is_loopback() || from.ip().is_loopback();
-            let is_there = || is_up && !is_local && site.next_hop(address).is_some();
+            let may_come = || address.is_v4() && !site.has_v4() && world.awaits_lease();
+            let leads = || site.next_hop(address).is_some() || may_come();
+            let is_there = || is_up && !is_local && leads();
             match site.is_ourselves(address) || is_there() {
                 true => Ok(()),
                 false => Err(SocketError::NoRoute),

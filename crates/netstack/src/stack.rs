@@ -87,7 +87,8 @@ pub struct Builder {
 impl Builder {
     dominoes_proto::settings! {
         /// Adds an address with the prefix of its network, such as `2001:db8::1/64`; up to 64 of
-        /// each family. With several IPv4 addresses, a packet has the one on the network of its
+        /// each family. `dhcp` stands for the address that a DHCP server gives (RFC 2131), with its
+        /// gateways, servers of names and MTU: see [`Sockets::set_dhcp`]. With several IPv4 addresses, a packet has the one on the network of its
         /// next hop, or else the first. The first IPv6 address turns IPv6 on, with
         /// [`Ipv6Config::default`] unless [`ipv6`](Self::ipv6) is called.
         ///
@@ -107,6 +108,13 @@ impl Builder {
         /// # Ok::<(), Box<dyn std::error::Error>>(())
         /// ```
         fn address(self, address: &str) { self.interface = self.interface.address(address) }
+
+        /// Sets how the stack names itself to DHCP servers: by a name, up to 63 bytes (RFC 2132
+        /// section 3.14), and an identifier of 2 to 255 bytes (RFC 2132 section 9.14). Default: no
+        /// name, and the identifier of its link-layer address.
+        fn dhcp_names(self, host_name: Option<&str>, client_id: Option<&[u8]>) {
+            self.interface = self.interface.dhcp_names(host_name, client_id);
+        }
 
         /// Sets how the stack takes part in IPv6. Default: not at all, unless it has an IPv6
         /// address.

@@ -9,6 +9,7 @@ mod clients;
 mod close;
 mod config;
 mod counters;
+mod dhcp;
 mod dont_fragment;
 mod echo;
 mod framed;

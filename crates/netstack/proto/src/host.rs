@@ -5,6 +5,7 @@
 //! ([`IpHost::take_news`]). Nothing of this is replicated or in the log.
 
 mod arp;
+mod dhcp;
 mod multicast;
 mod ndp;
 mod network;
@@ -13,9 +14,11 @@ mod paths;
 use std::collections::VecDeque;
 
 pub use arp::{ArpMeaning, question};
+pub use dhcp::{DhcpConfig, Lease};
 pub use network::Left;
 
 use crate::host::arp::Claims;
+use crate::host::dhcp::DhcpClient;
 use crate::host::ndp::LinkState;
 use crate::ip::identification::Identifications;
 use crate::ip::multicast::Memberships;
@@ -67,6 +70,8 @@ pub enum News {
     LinkChanges,
     /// [`IpHost::link_deadline`] changed.
     Deadline,
+    /// The lease of DHCP changed, or no server gives one.
+    Lease,
     /// Packets to ourselves leave.
     Loops,
 }
@@ -92,6 +97,8 @@ pub struct IpHost {
     claims: Claims,
     /// IPv6 on the link, if the host has it.
     link: Option<Box<LinkState>>,
+    /// The client of DHCP, if the host has one.
+    dhcp: Option<Box<DhcpClient>>,
     /// Datagrams that are not complete yet.
     reassembly: Reassembly,
     error_limit: RateLimit,
@@ -122,6 +129,7 @@ impl IpHost {
             neighbors: Neighbors::new(config.send_buffer).with_fixed_mac(config.fixed_mac),
             claims: Claims::default(),
             link: None,
+            dhcp: None,
             reassembly: Reassembly::new(config.reassembly),
             error_limit: RateLimit::new(&config.keys, KeyUse::ErrorLimit),
             error_rate: config.error_rate,

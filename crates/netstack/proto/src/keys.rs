@@ -46,6 +46,8 @@ pub enum KeyUse {
     LinkDelay = 17,
     /// Flow labels (RFC 6437).
     FlowLabel = 18,
+    /// Identifiers and delays of DHCP (RFC 2131 section 4.1).
+    Dhcp = 20,
     /// Which calls of a connection panic in tests.
     #[cfg(feature = "testkit")]
     InjectedPanic = 13,

@@ -4,6 +4,7 @@
 //! the headers.
 
 pub mod checksum;
+pub mod dhcp;
 #[cfg(feature = "dns")]
 pub mod dns;
 mod echo;

@@ -216,6 +216,10 @@ counters! {
         /// Redirects that did not come from the router in use for their destination, or that the
         /// configuration ignores (RFC 4861 section 8).
         pub redirects_ignored: u64,
+        /// Answers of DHCP and DHCPv6 servers.
+        pub dhcp_answers: u64,
+        /// ... dropped because they were malformed, or did not answer a message of ours.
+        pub dhcp_dropped: u64,
         /// IPv6 addresses that another host already had (RFC 4862 section 5.4).
         pub duplicate_addresses: u64,
         /// Segments for IPv6 addresses that are not ours, or for a former IPv4 address of ours.
@@ -266,6 +270,8 @@ impl PumpStats {
             echo,
             echo_replies,
             network_errors,
+            dhcp_answers,
+            dhcp_dropped,
             // Not outcomes: consequences of frames, and counts of other things than frames.
             frames: _,
             looped: _,
@@ -293,7 +299,7 @@ impl PumpStats {
             given_back: _,
         } = *self;
         let known = segments + datagrams + no_port + fragments + arp + echo + network_errors;
-        let known = known + neighbor_messages + echo_replies;
+        let known = known + neighbor_messages + echo_replies + dhcp_answers + dhcp_dropped;
         known + split + malformed + not_ours + martians + unknown
     }
 }

@@ -12,6 +12,9 @@ const ICMP: u8 = 1;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ECHO_REQUEST: u8 = 8;
+/// The port of DHCP clients, and of DHCPv6.
+const DHCP_CLIENT: [u8; 2] = 68_u16.to_be_bytes();
+const DHCP_CLIENT_V6: [u8; 2] = 546_u16.to_be_bytes();
 
 /// The groups that receive a frame. The first group gets malformed frames, and counts them. A message
 /// that is answered must go to one group, or its handler must ask `is_first`.
@@ -44,14 +47,17 @@ pub(crate) fn target(grouping: &Grouping, frame: &[u8]) -> Target {
     };
     match header[9] {
         TCP => Target::One(grouping.group(&flow()).into()),
-        UDP if !is_to_several(link) => Target::One(grouping.group(&flow()).into()),
+        UDP if !is_to_several(link) && [c, d] != DHCP_CLIENT => {
+            Target::One(grouping.group(&flow()).into())
+        }
         ICMP if a != ECHO_REQUEST => Target::All,
         _ => first,
     }
 }
 
 /// Whether the link address is a multicast or broadcast address. Datagrams to several hosts go to
-/// the first group, which delivers them to all sockets that joined.
+/// the first group, which delivers them to all sockets that joined. Answers of DHCP servers go to
+/// it, too: it has the client.
 #[inline]
 fn is_to_several(link: &[u8]) -> bool {
     link.first().is_some_and(|byte| byte & 1 != 0)
@@ -88,7 +94,7 @@ fn target_v6(grouping: &Grouping, frame: &[u8]) -> Target {
     match protocol {
         TCP => Target::One(grouping.group(&flow()).into()),
         // A frame to us alone may carry a datagram to a group.
-        UDP if !is_to_several(frame) && header[38] != 0xff => {
+        UDP if !is_to_several(frame) && header[38] != 0xff && [c, d] != DHCP_CLIENT_V6 => {
             Target::One(grouping.group(&flow()).into())
         }
         ICMPV6 if a != ECHO_REQUEST_V6 => Target::All,

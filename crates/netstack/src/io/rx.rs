@@ -10,6 +10,7 @@ pub(crate) mod addresses;
 mod commands;
 mod connections;
 mod datagrams;
+mod dhcp;
 mod echo;
 mod held;
 mod host;

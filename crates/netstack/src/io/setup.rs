@@ -7,6 +7,7 @@ use dominoes_drivers::Device;
 
 use crate::config::Limits;
 use crate::error::{ConfigError, StackError};
+use crate::host::DhcpConfig;
 use crate::io::claim::Claimer;
 use crate::io::record::Recorder;
 use crate::io::rx::RxPump;
@@ -54,12 +55,16 @@ pub struct Interface {
     /// Default: only if there is an IPv6 address.
     pub(crate) ipv6: Option<Ipv6Config>,
     routes: Vec<Route>,
+    /// Whether DHCP gives an address, and how the client names itself.
+    pub(crate) dhcp: bool,
+    dhcp_config: DhcpConfig,
     any_address: bool,
     answers_any: bool,
 }
 
 impl Interface {
-    /// An interface with this address and prefix, as in `10.0.0.1/24` or `2001:db8::1/64`.
+    /// An interface with this address and prefix, as in `10.0.0.1/24` or `2001:db8::1/64`, or with
+    /// what DHCP gives (`dhcp`).
     pub fn new(address: &str) -> Self {
         Interface::default().address(address)
     }
@@ -68,7 +73,9 @@ impl Interface {
     pub(crate) fn checked(mut self) -> Result<Self, StackError> {
         match self.wrong.take() {
             Some(text) => Err(StackError::Address(text)),
-            None if self.addresses.is_empty() => Err(StackError::Address(String::new())),
+            None if self.addresses.is_empty() && !self.dhcp => {
+                Err(StackError::Address(String::new()))
+            }
             None => Ok(self),
         }
     }
@@ -78,6 +85,7 @@ impl Interface {
         fn address(self, address: &str) {
             match parse_cidr(address) {
                 Ok(own) => self.addresses.push(own),
+                Err(_) if address == DHCP => self.dhcp = true,
                 Err(_) => self.wrong = self.wrong.take().or(Some(address.to_owned())),
             }
         }
@@ -91,6 +99,14 @@ impl Interface {
         /// As [`Builder::route`](crate::Builder::route).
         fn route(self, route: Route) { self.routes.push(route) }
 
+        /// As [`Builder::dhcp_names`](crate::Builder::dhcp_names).
+        fn dhcp_names(self, host_name: Option<&str>, client_id: Option<&[u8]>) {
+            self.dhcp_config = DhcpConfig {
+                host_name: host_name.map(str::to_owned),
+                client_id: client_id.map(<[u8]>::to_vec),
+            };
+        }
+
         /// As [`Builder::any_address`](crate::Builder::any_address).
         fn any_address(self) { self.any_address = true }
 
@@ -98,6 +114,9 @@ impl Interface {
         fn answer_for_any_address(self) { self.answers_any = true }
     }
 }
+
+/// In place of an address: DHCP gives one.
+const DHCP: &str = "dhcp";
 
 /// An address and the length of its prefix, as in `10.0.0.1/24`.
 pub(crate) fn parse_cidr(text: &str) -> Result<(IpAddr, u8), StackError> {
@@ -439,6 +458,7 @@ impl Setup {
         world.salt = self.salt;
         world.filter = filter;
         let world = Arc::new(world);
+        world.register();
         let claimer = Claimer::new(Arc::clone(&world), rx, caps.rx_max_frame);
         let mut rx = RxPump::new(
             Arc::clone(&world),
@@ -452,6 +472,9 @@ impl Setup {
         rx.join_groups(self.group);
         if let Some(config) = ipv6 {
             rx.enable_v6(config, &self.interface.routes);
+        }
+        if self.interface.dhcp {
+            rx.enable_dhcp(core::mem::take(&mut self.interface.dhcp_config));
         }
         let tx = TxPump::new(Arc::clone(&world), tx, transmitter);
         Ok(Base {

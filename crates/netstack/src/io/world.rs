@@ -34,6 +34,7 @@ use crate::keys::{KeyUse, Keys};
 use crate::log::effect::Effect;
 use crate::log::request::{Body, ConnId, Flow};
 use crate::packet::checksum::Cpu;
+use crate::packet::dhcp::Names;
 use crate::packet::flow::{Address, Binding, Endpoint, Families, IpFields};
 use crate::state::demux::Grouping;
 use crate::stats::StackStats;
@@ -170,6 +171,8 @@ pub(crate) struct SocketTable {
     /// Our IPv6 addresses and routes on each interface, by the interface's number, as its first
     /// group last published them.
     v6: HashMap<u16, Place>,
+    /// The servers of names of each interface's lease.
+    leased_names: HashMap<u16, Names>,
     next_request_id: u64,
 }
 
@@ -181,6 +184,8 @@ pub(crate) struct StackShared {
     pub(crate) socket_table_changed: Condvar,
     /// The mailbox of each group; empty if there is only one group.
     mailboxes: Box<[OnceLock<Arc<Mailbox>>]>,
+    /// The groups, where there are mailboxes.
+    worlds: Box<[OnceLock<std::sync::Weak<World>>]>,
     /// How often our IPv6 addresses and routes changed.
     v6_version: AtomicU64,
     /// The number of groups of each interface; 0 if there is only one group in all. Groups are
@@ -283,6 +288,7 @@ impl StackShared {
         let groups = interfaces * groups_each;
         StackShared {
             mailboxes: (0..groups).map(|_| OnceLock::new()).collect(),
+            worlds: (0..groups).map(|_| OnceLock::new()).collect(),
             groups_each,
             has_interfaces: interfaces > 1,
             ..StackShared::default()
@@ -307,6 +313,7 @@ impl StackShared {
     /// Sets our IPv6 addresses and routes on an interface.
     fn set_v6(&self, interface: u16, place: Place) {
         self.socket_table().v6.insert(interface, place);
+        self.socket_table_changed.notify_all();
         // ORDERING: Relaxed: a reader that sees it takes the lock, and finds the stored value.
         self.v6_version.fetch_add(1, Ordering::Relaxed);
         // Wakes the pumps of sleeping groups, which must take the change.
@@ -433,6 +440,8 @@ pub(crate) struct World {
     device_refuses: AtomicBool,
     /// Whether the stack is closing, so that nothing new may begin.
     closing: AtomicBool,
+    /// Whether opens wait for the first lease of DHCP.
+    awaits_lease: AtomicBool,
 }
 
 /// Collects wakeups of applications, so that several events of one connection cause one wakeup:
@@ -571,6 +580,7 @@ impl World {
             hop_limit: AtomicU8::new(0),
             device_refuses: AtomicBool::new(false),
             closing: AtomicBool::new(false),
+            awaits_lease: AtomicBool::new(false),
         }
     }
 
@@ -711,6 +721,58 @@ impl World {
     /// Sets our IPv6 addresses and routes on our interface.
     pub(crate) fn set_v6(&self, place: Place) {
         self.shared.set_v6(self.interface(), place);
+    }
+
+    /// Makes it known to the other groups.
+    pub(crate) fn register(self: &Arc<Self>) {
+        if let Some(place) = self.shared.worlds.get(usize::from(self.group)) {
+            let _ = place.set(Arc::downgrade(self));
+        }
+    }
+
+    /// The lease of our interface changed: all of its groups change, in the order of calls of
+    /// applications.
+    pub(crate) fn set_lease(&self, changes: &[InterfaceChange], names: Names) {
+        let mut table = self.socket_table();
+        table.leased_names.insert(self.interface(), names);
+        let groups = self.shared.worlds.get(self.own_groups());
+        let groups = groups.unwrap_or_default().iter().filter_map(OnceLock::get);
+        let groups: Vec<_> = groups.filter_map(std::sync::Weak::upgrade).collect();
+        for change in changes {
+            match groups.is_empty() {
+                true => self.command(Command::Interface(*change)),
+                false => {
+                    let change = Command::Interface(*change);
+                    groups.iter().for_each(|world| world.command(change));
+                }
+            }
+        }
+        drop(table);
+        self.shared.socket_table_changed.notify_all();
+    }
+
+    /// Whether opens wait for the first lease of DHCP.
+    pub(crate) fn awaits_lease(&self) -> bool {
+        // ORDERING: Relaxed: the pump decides about each open.
+        self.awaits_lease.load(Ordering::Relaxed)
+    }
+
+    /// Sets whether they wait. Returns the old value.
+    pub(crate) fn set_awaits_lease(&self, awaits: bool) -> bool {
+        self.awaits_lease.swap(awaits, Ordering::Relaxed)
+    }
+
+    /// The servers of names and domains that our interface learned: of IPv4, then of IPv6.
+    pub(crate) fn names(&self) -> Names {
+        let table = self.socket_table();
+        let leased = table.leased_names.get(&self.interface());
+        let learned = table.v6.get(&self.interface()).map(|place| &place.names);
+        let mut all = Names::default();
+        for names in leased.into_iter().chain(learned) {
+            all.servers.extend(&names.servers);
+            all.domains.extend(names.domains.iter().cloned());
+        }
+        all
     }
 
     /// The local address that a socket reports: the address that it is bound to; otherwise `::` if

@@ -25,6 +25,11 @@ pub struct InterfaceStatus {
     pub is_up: bool,
     /// Its addresses; IPv6 addresses only once no other host is known to have them.
     pub addresses: Vec<IpAddr>,
+    /// Servers of names that the link has: of DHCP, of DHCPv6, and of router advertisements (RFC
+    /// 8106).
+    pub dns_servers: Vec<IpAddr>,
+    /// Domains in which names are looked up, from these sources.
+    pub search_domains: Vec<String>,
 }
 
 /// A snapshot of a route.
@@ -49,11 +54,14 @@ impl Sockets {
         let status = |world: &Arc<World>| {
             let v4 = world.addresses_v4();
             let v6 = world.v6().addresses.into_iter().map(|own| own.address);
+            let names = world.names();
             InterfaceStatus {
                 mac: world.mac,
                 mtu: world.limits.mtu,
                 is_up: !world.is_link_down() && !world.is_device_refusing(),
                 addresses: v4.into_iter().chain(v6).map(Address::ip).collect(),
+                dns_servers: names.servers.into_iter().map(Address::ip).collect(),
+                search_domains: names.domains,
             }
         };
         self.first_groups().map(status).collect()
@@ -151,6 +159,43 @@ impl Sockets {
         let group = self.numbered(interface)?;
         self.change(group, InterfaceChange::Link { is_up });
         Ok(())
+    }
+
+    /// Gives the lease of DHCP back (RFC 2131 section 4.4.6), and asks for no other; or asks again.
+    /// The interface has this number; the first is 1. An interface whose address is `dhcp` asks
+    /// from its start; others never do.
+    ///
+    /// The stack takes the first offer, renews the lease in time, and uses its address, gateways
+    /// (after the configured ones), servers of names, and MTU from 576 bytes on. It takes no
+    /// address that answers ARP. If the lease ends or a server refuses it, the address is lost as
+    /// by [`Sockets::remove_address`]. Opens without a source address wait for the first lease,
+    /// up to about a minute. Never blocks.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] if there is no such interface; [`SocketError::Down`].
+    pub fn set_dhcp(&self, interface: u32, is_on: bool) -> Result<(), SocketError> {
+        self.check_up()?;
+        let group = self.numbered(interface)?;
+        self.change(group, InterfaceChange::Dhcp { is_on });
+        Ok(())
+    }
+
+    /// The servers of names and domains that the links have.
+    #[cfg(feature = "dns")]
+    pub(super) fn names(&self) -> (Vec<SocketAddr>, Vec<String>) {
+        use crate::packet::dns;
+
+        let mut servers = Vec::new();
+        let mut domains = Vec::new();
+        for (index, world) in self.first_groups().enumerate() {
+            let names = world.names();
+            let first = self.groups_of(index).start;
+            let ends = names.servers.iter();
+            let ends = ends.map(|server| SocketAddr::new(server.ip(), dns::PORT));
+            servers.extend(ends.map(|end| scoped(self.worlds(), end, first)));
+            domains.extend(names.domains);
+        }
+        (servers, domains)
     }
 
     /// The routes of the stack, in the order of lookup: by interface, IPv4 before IPv6, the

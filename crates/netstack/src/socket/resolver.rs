@@ -3,6 +3,7 @@
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
+use super::wait::wait_for_socket_table;
 use super::{Connecting, Sockets, TcpStream, UdpSocket};
 use crate::clock;
 use crate::error::SocketError;
@@ -15,6 +16,9 @@ const DATAGRAM: usize = 4096;
 
 /// Datagrams that one call looks at.
 const AT_ONCE: usize = 64;
+
+/// How often a thread that waits for a server looks for one by itself.
+const GLANCE: Duration = Duration::from_millis(50);
 
 /// Turns names into addresses, by asking DNS servers over the sockets of a stack.
 ///
@@ -43,7 +47,11 @@ pub struct Resolver {
 }
 
 impl Resolver {
-    /// A resolver that asks these servers, in order. Port 53 is usual.
+    /// A resolver that asks these servers, in order. Port 53 is usual. Without a server, each lookup
+    /// asks those that the links have at its time (see [`InterfaceStatus::dns_servers`]), and also
+    /// looks in their domains; it waits until there is one.
+    ///
+    /// [`InterfaceStatus::dns_servers`]: crate::InterfaceStatus::dns_servers
     pub fn new(sockets: Sockets, servers: impl IntoIterator<Item = SocketAddr>) -> Resolver {
         Resolver {
             sockets,
@@ -86,14 +94,18 @@ impl Resolver {
         getrandom::fill(&mut secret).map_err(|_| SocketError::Down)?;
         self.sockets.check_up()?;
         let secret = u128::from_ne_bytes(secret);
-        let secret = [secret as u64, (secret >> 64) as u64];
-        let (search, servers) = (self.search.iter().map(String::as_str), self.servers.len());
-        Ok(Resolving {
+        let mut resolving = Resolving {
             resolver: self.clone(),
-            lookup: Lookup::new(name, search, servers, self.attempts, secret),
+            name: name.to_owned(),
+            secret: [secret as u64, (secret >> 64) as u64],
+            lookup: None,
             exchange: None,
-            deadline: Instant::ZERO,
-        })
+            deadline: Instant::NEVER,
+        };
+        if !self.servers.is_empty() {
+            resolving.begin();
+        }
+        Ok(resolving)
     }
 
     /// The addresses of a name, or the address that the text is; IPv6 comes first. Waits for the
@@ -144,9 +156,13 @@ impl Resolver {
 /// A lookup under way: [`Resolver::begin_resolve`] creates it.
 pub struct Resolving {
     resolver: Resolver,
-    lookup: Lookup,
+    name: String,
+    secret: [u64; 2],
+    /// `None` until a server is known.
+    lookup: Option<Lookup>,
     /// The question that waits for an answer.
     exchange: Option<Exchange>,
+    /// When it gives the question up, or the wait for a server.
     deadline: Instant,
 }
 
@@ -172,10 +188,17 @@ impl Resolving {
     ///
     /// # Errors
     /// [`SocketError::NoAddress`]: the text is no name, or the name has no address.
-    /// [`SocketError::TimedOut`]: no server answered, or all refused. [`SocketError::Down`].
+    /// [`SocketError::TimedOut`]: no server answered, all refused, or none was known for
+    /// [`Resolver::timeout`] times [`Resolver::attempts`]. [`SocketError::Down`].
     pub fn try_finish(&mut self, now: Instant) -> Result<Option<Vec<IpAddr>>, SocketError> {
         loop {
-            let (server, over_tcp, message) = match self.lookup.step() {
+            let Some(lookup) = &mut self.lookup else {
+                match self.learn(now)? {
+                    true => continue,
+                    false => return Ok(None),
+                }
+            };
+            let (server, over_tcp, message) = match lookup.step() {
                 Step::Ask {
                     server,
                     over_tcp,
@@ -192,15 +215,45 @@ impl Resolving {
                     Err(error) => self.fail(error)?,
                 }
             }
-            let Some(exchange) = &mut self.exchange else {
+            let (Some(exchange), Some(lookup)) = (&mut self.exchange, &mut self.lookup) else {
                 continue;
             };
-            match exchange.advance(&message, &mut self.lookup) {
+            match exchange.advance(&message, lookup) {
                 Ok(true) => self.exchange = None,
                 Ok(false) if now < self.deadline => return Ok(None),
                 Ok(false) => self.fail(SocketError::TimedOut)?,
                 Err(error) => self.fail(error)?,
             }
+        }
+    }
+
+    /// Begins to ask the resolver's servers.
+    fn begin(&mut self) {
+        let resolver = &self.resolver;
+        let search = resolver.search.iter().map(String::as_str);
+        let servers = resolver.servers.len();
+        let lookup = Lookup::new(&self.name, search, servers, resolver.attempts, self.secret);
+        self.lookup = Some(lookup);
+    }
+
+    /// Begins to ask the servers that the links have. Returns whether there is one.
+    fn learn(&mut self, now: Instant) -> Result<bool, SocketError> {
+        self.resolver.sockets.check_up()?;
+        let (servers, domains) = self.resolver.sockets.names();
+        if !servers.is_empty() {
+            self.resolver.servers = servers;
+            self.resolver.search.extend(domains);
+            self.begin();
+            return Ok(true);
+        }
+        if self.deadline == Instant::NEVER {
+            let attempts = u64::from(self.resolver.attempts);
+            let wait = crate::time::Duration::from(self.resolver.timeout);
+            self.deadline = now + wait.times(attempts);
+        }
+        match now < self.deadline {
+            true => Ok(false),
+            false => Err(SocketError::TimedOut),
         }
     }
 
@@ -210,7 +263,7 @@ impl Resolving {
         if error == SocketError::Down {
             return Err(error);
         }
-        self.lookup.no_answer();
+        self.lookup.as_mut().map(Lookup::no_answer);
         Ok(())
     }
 
@@ -222,7 +275,7 @@ impl Resolving {
             Some(Exchange::Opening(connecting)) => {
                 self.exchange = connecting.finish_within(left).ok().map(Exchange::stream);
                 if self.exchange.is_none() {
-                    self.lookup.no_answer();
+                    self.lookup.as_mut().map(Lookup::no_answer);
                 }
                 return;
             }
@@ -236,6 +289,13 @@ impl Resolving {
             Some(Exchange::Stream { stream, .. }) => {
                 let _ = stream.set_read_timeout(Some(left));
                 let _ = stream.peek(&mut [0]);
+            }
+            // The link has no server yet, or the question is about to be repeated.
+            _ if self.lookup.is_none() => {
+                let world = self.resolver.sockets.world();
+                // A server may have come before this thread sleeps.
+                let left = Some(left.min(GLANCE));
+                drop(wait_for_socket_table(world, world.socket_table(), left));
             }
             _ => {}
         }

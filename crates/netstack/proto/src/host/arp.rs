@@ -197,6 +197,7 @@ impl IpHost {
             self.stats.unknown += 1;
             return;
         }
+        self.dhcp_hears_arp(now, arp);
         let meaning = ArpMeaning::of(arp, &self.site, self.mac);
         self.stats.arp += u64::from(meaning != ArpMeaning::Martian);
         match meaning {

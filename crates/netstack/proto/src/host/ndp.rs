@@ -9,7 +9,8 @@ use crate::ip::rate_limit::TokenBucket;
 use crate::ip::route::{Route, Site, is_martian_v6};
 use crate::ip::v6::{Action, Ipv6Config, Ipv6Link, Place};
 use crate::packet as wire;
-use crate::packet::flow::{Address, Flow, Mac};
+use crate::packet::dhcp::{self, Information};
+use crate::packet::flow::{Address, Endpoint, Flow, Mac};
 use crate::packet::igmp::Record;
 use crate::packet::mld;
 use crate::packet::ndp::{self, NdpMessage};
@@ -76,9 +77,9 @@ impl IpHost {
         self.link.as_mut()?.link.as_mut()
     }
 
-    /// When the link or a group has something to say.
+    /// When the link, a group or DHCP has something to say.
     pub fn link_deadline(&self) -> Instant {
-        let groups = self.groups.next_deadline();
+        let groups = self.groups.next_deadline().min(self.dhcp_deadline());
         let Some(state) = &self.link else {
             return groups;
         };
@@ -166,6 +167,16 @@ impl IpHost {
             Action::ReportV1(_) | Action::DoneV1(_) if !self.neighbors.asks() => return,
             Action::ReportV1(group) => mld::report_v1(mac, local, group),
             Action::DoneV1(group) => mld::done(mac, local, group),
+            // The next request is sent from a link-local address.
+            Action::AskInformation { .. } if local.is_unspecified() => return,
+            Action::AskInformation { xid, elapsed } => {
+                let ends = (
+                    Endpoint::new(local, dhcp::CLIENT_PORT_V6),
+                    Endpoint::new(dhcp::ALL_SERVERS, dhcp::SERVER_PORT_V6),
+                );
+                let macs = (mac, ndp::group_mac(dhcp::ALL_SERVERS));
+                dhcp::datagram(macs, ends, 0, &dhcp::information_request(mac, xid, elapsed))
+            }
         };
         self.control(frame);
     }
@@ -293,6 +304,13 @@ impl IpHost {
         if self.ipv6_link().map(what).is_some() {
             self.news.push_back(News::LinkTold);
         }
+    }
+
+    /// A DHCPv6 server answers. Returns whether the link had asked.
+    pub(super) fn hears_information(&mut self, now: Instant, said: Information) -> bool {
+        let mut has_asked = false;
+        self.tell_link(|link| has_asked = link.on_information(said, now));
+        has_asked
     }
 
     /// Changes the link as the owner wants it. Returns whether there is one.

@@ -10,14 +10,17 @@ impl IpHost {
     /// Maximum bytes of a packet to `remote` that is no segment.
     pub fn path_mtu(&self, remote: Address) -> u16 {
         match remote.is_v4() {
-            true => self.mtu,
+            true => self.mtu.min(self.site.mtu.unwrap_or(u16::MAX)),
             false => self.segment_mtu(remote),
         }
     }
 
     /// Maximum bytes of a packet to `remote` that no router may fragment.
     pub fn segment_mtu(&self, remote: Address) -> u16 {
-        let link = self.site.v6.mtu.filter(|_| !remote.is_v4());
+        let link = match remote.is_v4() {
+            true => self.site.mtu,
+            false => self.site.v6.mtu,
+        };
         let mtu = self.paths.get(remote).min(self.mtu);
         mtu.min(link.unwrap_or(u16::MAX))
     }

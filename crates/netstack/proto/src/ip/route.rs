@@ -162,6 +162,8 @@ pub struct Site {
     pub takes_any: bool,
     /// Whether we answer hosts on the link that ask who has one of these addresses.
     pub answers_any: bool,
+    /// MTU of this link for IPv4 in bytes, if DHCP limits it.
+    pub mtu: Option<u16>,
     /// Our current IPv6 addresses and routes.
     pub v6: Place,
     /// In lookup order; among equal ones, in the order of insertion.
@@ -184,6 +186,7 @@ impl Site {
             others: Vec::new(),
             takes_any: false,
             answers_any: false,
+            mtu: None,
             v6: Place::default(),
             routes,
         }

@@ -7,10 +7,12 @@
 //! result at one moment: our addresses, and our routes.
 
 mod link;
+pub(crate) mod names;
 
 use core::net::Ipv6Addr;
 
 use crate::ip::route::{Route, Way};
+use crate::packet::dhcp::Names;
 use crate::packet::flow::Address;
 use crate::packet::ndp;
 
@@ -94,6 +96,8 @@ pub struct Place {
     pub hop_limit: Option<u8>,
     /// MTU of this link in bytes, if routers advertise one.
     pub mtu: Option<u16>,
+    /// Servers of names, and domains, from routers and DHCPv6.
+    pub names: Names,
 }
 
 /// Bits of the prefix of link-local addresses (RFC 4291 section 2.5.6).

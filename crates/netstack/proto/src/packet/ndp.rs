@@ -2,6 +2,7 @@
 
 use smoltcp::wire as sw;
 
+use super::dhcp::{MAX_LISTED, domains};
 use super::icmpv6;
 use super::ipv6::{self, Content, Ipv6Header};
 use crate::packet::flow::Address;
@@ -22,6 +23,9 @@ const PREFIX: u8 = 3;
 const MTU: u8 = 5;
 /// A route (RFC 4191 section 2.3).
 const ROUTE: u8 = 24;
+/// Options of RFC 8106: servers of names, and domains.
+const RECURSIVE_SERVERS: u8 = 25;
+const SEARCH_LIST: u8 = 31;
 
 /// Maximum number of prefixes, and of routes, that are read from a router advertisement.
 pub const MAX_PREFIXES: usize = 8;
@@ -112,6 +116,13 @@ pub struct RouterAdvertisement {
     pub preference: i8,
     /// Its routes, in their order.
     pub routes: Vec<RouteInformation>,
+    /// Whether DHCPv6 has more to say about this link: the M or the O flag.
+    pub has_dhcp: bool,
+    /// Servers of names, each with its lifetime in seconds (RFC 8106 section 5.1).
+    pub servers: Vec<(Address, u32)>,
+    /// Domains in which names are looked up, each with its lifetime in seconds (RFC 8106 section
+    /// 5.2).
+    pub domains: Vec<(String, u32)>,
 }
 
 /// A message of neighbour discovery that is valid by RFC 4861 sections 6.1.2, 7.1.1, 7.1.2 and
@@ -163,6 +174,8 @@ struct NdpOptions {
     prefixes: Vec<Prefix>,
     routes: Vec<RouteInformation>,
     mtu: Option<u32>,
+    servers: Vec<(Address, u32)>,
+    domains: Vec<(String, u32)>,
 }
 
 /// Reads the options; `None` if one has length 0 or a wrong length (RFC 4861 section 4.6).
@@ -187,6 +200,21 @@ fn options(mut bytes: &[u8]) -> Option<NdpOptions> {
             MTU if len == 8 => {
                 let mtu = option.last_chunk();
                 options.mtu = mtu.map(|mtu| u32::from_be_bytes(*mtu));
+            }
+            RECURSIVE_SERVERS if len % 16 == 8 => {
+                let lifetime = super::u32_at(option, 4);
+                let all = option[8..].as_chunks().0.iter();
+                let all = all.map(|bytes| (Address::v6(*bytes), lifetime));
+                let room = MAX_LISTED.saturating_sub(options.servers.len());
+                options.servers.extend(all.take(room));
+            }
+            SEARCH_LIST if len > 8 => {
+                let lifetime = super::u32_at(option, 4);
+                let all = domains(&option[8..]).into_iter();
+                let room = MAX_LISTED.saturating_sub(options.domains.len());
+                options
+                    .domains
+                    .extend(all.map(|name| (name, lifetime)).take(room));
             }
             _ => {}
         }
@@ -291,6 +319,9 @@ pub fn parse(frame: &[u8]) -> Option<NdpMessage> {
                     prefixes: options.prefixes,
                     preference: preference(fields[5]).unwrap_or(0),
                     routes: options.routes,
+                    has_dhcp: fields[5] & 0xc0 != 0,
+                    servers: options.servers,
+                    domains: options.domains,
                 })
             })
         }
@@ -469,7 +500,7 @@ mod tests {
 
     #[test]
     fn a_router_advertisement_is_read_field_by_field() {
-        let mut bytes = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, 64, 0, 0x07, 0x08];
+        let mut bytes = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, 64, 0x40, 0x07, 0x08];
         bytes.extend([0, 0, 0x75, 0x30, 0, 0, 0x03, 0xe8]);
         bytes.extend(link_address(SOURCE_LINK_ADDRESS, PEER_MAC));
         bytes.extend([5, 1, 0, 0, 0, 0, 0x05, 0x78]);
@@ -478,6 +509,11 @@ mod tests {
         ]);
         let prefix = Address::of_words([0x2001_0db8_0000_0001, 0]);
         bytes.extend(prefix.bytes());
+        bytes.extend([25, 5, 0, 0, 0, 0, 0x0e, 0x10]);
+        bytes.extend(US.bytes());
+        bytes.extend(prefix.bytes());
+        bytes.extend([31, 2, 0, 0, 0, 0, 0, 60]);
+        bytes.extend(b"\x04corp\0\0\0");
         let sent = |src| frame(PEER_MAC, group_mac(ALL_NODES), src, ALL_NODES, &bytes);
         let expected = RouterAdvertisement {
             router: PEER,
@@ -497,6 +533,9 @@ mod tests {
             }],
             preference: 0,
             routes: Vec::new(),
+            has_dhcp: true,
+            servers: vec![(US, 3600), (prefix, 3600)],
+            domains: vec![("corp".to_owned(), 60)],
         };
         assert_eq!(read(&sent(PEER)), Some(NdpMessage::Router(expected)));
         // Only link-local addresses identify routers.

@@ -90,6 +90,12 @@ pub(crate) enum InterfaceChange {
     AddRoute(Route),
     /// Removes a route.
     RemoveRoute(Route),
+    /// DHCP limits the bytes of a packet of IPv4, or limits them no more.
+    Mtu(Option<u16>),
+    /// DHCP begins to ask for a lease, or gives it back.
+    Dhcp { is_on: bool },
+    /// Opens wait for a lease no more.
+    LeaseFails,
     /// The link goes up or down.
     Link { is_up: bool },
     /// The device accepts frames again, after it was down.
@@ -119,6 +125,11 @@ impl RxPump {
                 IpAddr::V4(_) => self.change_v4(now, |site| site.remove_route(&route)),
                 IpAddr::V6(_) => self.change_link(now, |link| link.remove_route(&route)),
             },
+            InterfaceChange::Mtu(mtu) => self.change_v4_mtu(now, mtu),
+            InterfaceChange::Dhcp { is_on } => {
+                self.with_host(now, |host| host.set_dhcp(now, is_on))
+            }
+            InterfaceChange::LeaseFails => self.end_wait_for_lease(),
             InterfaceChange::Returned => self.link_is_up(now),
             InterfaceChange::Link { is_up } => {
                 self.world.set_link_up(is_up);
@@ -136,6 +147,7 @@ impl RxPump {
             self.change_v4(now, |site| site.add_v4(address, prefix));
             self.host.claim(address, now);
         }
+        self.end_wait_for_lease();
     }
 
     /// Removes an IPv4 address.
@@ -163,7 +175,7 @@ impl RxPump {
     }
 
     /// Changes our IPv4 addresses or routes.
-    fn change_v4(&mut self, now: Instant, change: impl FnOnce(&mut Site)) {
+    pub(super) fn change_v4(&mut self, now: Instant, change: impl FnOnce(&mut Site)) {
         let before = self.host.site.clone();
         change(&mut self.host.site);
         self.world.set_site(&self.host.site);
@@ -175,6 +187,7 @@ impl RxPump {
     fn link_is_up(&mut self, now: Instant) {
         self.host.neighbors.forget();
         self.host.announce_again(now);
+        self.with_host(now, |host| host.dhcp_link_is_up(now));
         self.change_link(now, |link| link.ask_again(now));
     }
 

@@ -27,7 +27,7 @@ pub(super) struct Connections {
     over: HashSet<ConnId>,
     /// Active opens that wait for room in the log, with the link-layer address of their next hop.
     pub(super) opens: VecDeque<(WaitingOpen, Mac)>,
-    /// Active opens that wait until an IPv6 address of ours is no longer tentative.
+    /// Active opens that wait until an IPv6 address of ours is no longer tentative, or for a lease.
     pub(super) sourceless: VecDeque<WaitingOpen>,
     /// Segments without a connection that wait for the next hops of their answers.
     pub(super) unanswered: Unanswered,

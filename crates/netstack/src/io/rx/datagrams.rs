@@ -24,6 +24,7 @@ use crate::log::request::{
 };
 use crate::packet as wire;
 use crate::packet::IcmpError;
+use crate::packet::dhcp::{CLIENT_PORT, CLIENT_PORT_V6};
 use crate::packet::flow::{Address, Binding, Endpoint};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
@@ -70,6 +71,8 @@ pub(crate) struct Datagrams {
     more: VecDeque<ConnId>,
     /// Whether the next socket comes from `more`, not from the queue of sockets that just sent.
     more_first: bool,
+    /// Whether sockets that have all ports take no datagrams of DHCP.
+    pub(super) has_dhcp: bool,
     /// Closed sockets, with the position up to which effects must be performed before the place is
     /// free.
     closing: VecDeque<(u64, ConnId)>,
@@ -130,7 +133,11 @@ impl Datagrams {
             bound.is_some_and(|bound| bound.binding.takes(local.address))
         };
         let at = |port| self.ports.get(&port)?.iter().find(takes).copied();
-        let index = at(local.port).or_else(|| at(ALL_PORTS))?;
+        let is_dhcp = || self.has_dhcp && matches!(local.port, CLIENT_PORT | CLIENT_PORT_V6);
+        let index = match at(local.port) {
+            None if is_dhcp() => None,
+            found => found.or_else(|| at(ALL_PORTS)),
+        }?;
         self.last = Some((local, index));
         Some(index)
     }
@@ -180,6 +187,9 @@ impl RxPump {
         let remote = Endpoint::new(udp.src, udp.src_port);
         let local = Endpoint::new(udp.dst, udp.dst_port);
         let Some(place) = self.datagrams.receiver_of(local, remote) else {
+            if self.takes_dhcp(now, udp, (batch, index)) {
+                return;
+            }
             self.stats.no_port += 1;
             if ours && (is_verified_by_device(frame) || datagram_is_good(frame.bytes())) {
                 let bytes = frame.bytes();

@@ -43,6 +43,7 @@ impl RxPump {
                 // The next turn takes the change.
                 News::LinkChanges => self.v6_due = Instant::ZERO,
                 News::Deadline => self.v6_due = self.v6_deadline(),
+                News::Lease => self.take_lease(),
                 News::Loops => self.world.enable_loopback(),
             }
         }
@@ -131,10 +132,13 @@ impl RxPump {
             .min(self.host.paths.next_deadline())
     }
 
-    /// Does the due work of lost addresses, next hops, path MTUs and the IPv6 link.
+    /// Does the due work of lost addresses, next hops, path MTUs, DHCP and the IPv6 link.
     #[cold]
     pub(super) fn turn_v6(&mut self, now: Instant, log: &mut impl Log) {
-        self.with_host(now, |host| host.report_groups(now));
+        self.with_host(now, |host| {
+            host.report_groups(now);
+            host.dhcp_on_time(now);
+        });
         self.end_lost_connections(now, log);
         self.follow_routes(now, log);
         self.retry_routes_if_due(now);
@@ -211,15 +215,16 @@ impl RxPump {
         }
     }
 
-    /// Whether `open` must wait because all of our suitable addresses are tentative. If so, queues
-    /// it, or fails it for lack of room.
+    /// Whether `open` must wait because all of our suitable addresses are tentative, or DHCP has not
+    /// given one yet. If so, queues it, or fails it for lack of room.
     pub(super) fn waits_for_source(&mut self, open: WaitingOpen) -> bool {
         let remote = open.remote.address;
-        if remote.is_v4() || !self.host.has_v6() {
-            return false;
-        }
         let site = &self.host.site;
-        let waits = site.source(remote).is_none() && !site.v6.tentative.is_empty();
+        let may_come = match remote.is_v4() {
+            true => self.world.awaits_lease(),
+            false => !site.v6.tentative.is_empty(),
+        };
+        let waits = may_come && site.source(remote).is_none();
         if waits && self.may_wait(open) {
             self.connections.sourceless.push_back(open);
         }

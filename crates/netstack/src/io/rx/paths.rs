@@ -84,6 +84,16 @@ impl RxPump {
         self.v6_due = Instant::ZERO;
     }
 
+    /// The MTU that DHCP gives for IPv4 has changed: updates connections. SYNs keep their MSS, since
+    /// the device receives longer packets, too.
+    pub(super) fn follow_v4_mtu(&mut self) {
+        let flows = self.connections.hints.keys().copied();
+        self.connections
+            .paths
+            .tell(flows.filter(|flow| flow.remote.address.is_v4()));
+        self.v6_due = Instant::ZERO;
+    }
+
     /// A router reports that a packet of `len` bytes to `remote`, not a TCP segment, exceeded
     /// `mtu`. An attacker would have to know the size of a packet that we sent (RFC 8201 section
     /// 4).

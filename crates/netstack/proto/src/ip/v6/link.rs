@@ -2,12 +2,14 @@
 
 use core::net::Ipv6Addr;
 
+use super::names::LinkNames;
 use super::{Ipv6Config, Own, Place};
 use crate::ip::multicast::OLDER_PRESENT;
 use crate::ip::neighbor::RETRANS_BOUNDS;
 use crate::ip::route::{Route, Way};
 use crate::keys::{KeyUse, Keys};
 use crate::packet::IPV6_MIN_MTU;
+use crate::packet::dhcp::Information;
 use crate::packet::flow::Address;
 use crate::packet::igmp::Mode;
 use crate::packet::mld::MldQuery;
@@ -60,6 +62,13 @@ pub enum Action {
     ReportV1(Address),
     /// We stopped to listen to a group; for a router of version 1.
     DoneV1(Address),
+    /// A request for information from DHCPv6 servers.
+    AskInformation {
+        /// The number that its answers repeat.
+        xid: u32,
+        /// Hundredths of a second since the first request with it.
+        elapsed: u16,
+    },
 }
 
 /// Where an address comes from.
@@ -151,6 +160,7 @@ pub struct Ipv6Link {
     redirects: Vec<(Address, Address)>,
     hop_limit: Option<u8>,
     mtu: Option<u16>,
+    names: LinkNames,
     retransmit: Duration,
     /// How often routers were solicited, and when next.
     asked: u8,
@@ -166,7 +176,7 @@ pub struct Ipv6Link {
 }
 
 /// The end of a lifetime in seconds; [`u32::MAX`] never ends (RFC 4861 section 4.6.2).
-fn end_of(now: Instant, seconds: u32) -> Instant {
+pub(super) fn end_of(now: Instant, seconds: u32) -> Instant {
     match seconds {
         u32::MAX => Instant::NEVER,
         seconds => now + Duration::from_secs(seconds.into()),
@@ -192,9 +202,11 @@ impl Ipv6Link {
             .copied()
             .collect();
         routes.sort_by_key(Route::order);
+        let mac = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
         Ipv6Link {
+            names: LinkNames::new(keys, mac),
             keys,
-            mac: u64::from_be_bytes([0, 0, a, b, c, d, e, f]),
+            mac,
             config,
             routes,
             candidates: Vec::new(),
@@ -283,6 +295,7 @@ impl Ipv6Link {
 
     /// The link is up again, and may be another one: routers are solicited again.
     pub fn ask_again(&mut self, now: Instant) {
+        self.names.ask_again(now);
         if self.config.autoconfigure {
             self.asked = 0;
             self.ask_at = now + self.delay(MAX_DELAY);
@@ -390,7 +403,8 @@ impl Ipv6Link {
         let answer = self.answer.iter().map(|answer| answer.at);
         let all = candidates.chain(on_link).chain(routers);
         let all = all.chain(changes).chain(answer);
-        all.fold(self.ask_at, Instant::min)
+        let first = self.ask_at.min(self.names.next_deadline());
+        all.fold(first, Instant::min)
     }
 
     /// Does the work that is due. Returns the messages to send, in order.
@@ -402,6 +416,7 @@ impl Ipv6Link {
         self.end_lifetimes(now);
         self.report(now, &mut actions);
         self.probe(now, &mut actions);
+        self.has_changed |= self.names.on_time(now, &mut actions);
         if self.ask_at <= now {
             self.asked += 1;
             self.ask_at = match self.asked {
@@ -599,6 +614,14 @@ impl Ipv6Link {
         for prefix in &said.prefixes {
             self.on_prefix(prefix, now);
         }
+        self.has_changed |= self.names.on_router(said, now);
+    }
+
+    /// A DHCPv6 server answers. Returns whether we had asked.
+    pub fn on_information(&mut self, said: Information, now: Instant) -> bool {
+        let has_changed = self.names.on_information(said, now);
+        self.has_changed |= has_changed == Some(true);
+        has_changed.is_some()
     }
 
     fn on_default_router(&mut self, address: Address, preference: i8, times: (Instant, Instant)) {
@@ -804,6 +827,7 @@ impl Ipv6Link {
             redirects: self.redirects.clone(),
             hop_limit: self.hop_limit,
             mtu: self.mtu,
+            names: self.names.now(),
         }
     }
 }

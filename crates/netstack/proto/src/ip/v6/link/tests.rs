@@ -1,4 +1,5 @@
 use super::*;
+use crate::packet::dhcp::Names;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const ROUTER: Address = Address::of_words([0xfe80 << 48, 0xa]);
@@ -57,6 +58,9 @@ fn said(lifetime_s: u16, prefixes: &[Prefix]) -> RouterAdvertisement {
         prefixes: prefixes.to_vec(),
         preference: 0,
         routes: Vec::new(),
+        has_dhcp: false,
+        servers: Vec::new(),
+        domains: Vec::new(),
     }
 }
 
@@ -506,4 +510,105 @@ fn routes_of_a_silent_router_are_forgotten_until_it_speaks() {
     assert_eq!(link.place().next_hop(far), Some(other));
     run(&mut link, at(609));
     assert_eq!(link.place().next_hop(far), Some(ROUTER));
+}
+
+fn with_names(servers: &[(Address, u32)], domains: &[(&str, u32)]) -> RouterAdvertisement {
+    let domains = domains
+        .iter()
+        .map(|(name, life)| ((*name).to_owned(), *life));
+    RouterAdvertisement {
+        servers: servers.to_vec(),
+        domains: domains.collect(),
+        ..said(0, &[])
+    }
+}
+
+/// RFC 8106.
+#[test]
+fn servers_of_names_are_kept_for_their_lifetimes() {
+    let server = |i| Address::of_words([0x2001_0db8 << 32, i]);
+    let mut link = at_once();
+    link.take_changed();
+    let forever = u32::MAX;
+    let all = [(server(1), 10), (server(2), forever), (ndp::ALL_NODES, 10)];
+    link.on_router(&with_names(&all, &[("corp", 10), ("home", 20)]), at(0));
+    assert!(link.take_changed());
+    let names = link.place().names;
+    assert_eq!(names.servers, [server(1), server(2)]);
+    assert_eq!(names.domains, ["corp", "home"]);
+    // A new lifetime is no change of our place.
+    run(&mut link, at(5));
+    link.take_changed();
+    link.on_router(&with_names(&[(server(1), 10)], &[]), at(5));
+    assert!(!link.has_changed());
+    run(&mut link, at(14));
+    assert_eq!(link.place().names.domains, ["home"]);
+    run(&mut link, at(15));
+    assert_eq!(link.place().names.servers, [server(2)]);
+    link.on_router(&with_names(&[(server(2), 0)], &[("home", 0)]), at(16));
+    assert!(link.take_changed());
+    assert_eq!(link.place().names, Names::default());
+    // In a full list the one that ends first gives way.
+    for i in 0..100 {
+        let lifetime = 1000 - i as u32;
+        link.on_router(&with_names(&[(server(i), lifetime)], &[]), at(17));
+    }
+    let mut kept = link.place().names.servers;
+    kept.sort_unstable();
+    let mut expected: Vec<_> = (0..7).chain([99]).map(server).collect();
+    expected.sort_unstable();
+    assert_eq!(kept, expected);
+}
+
+fn requests(sent: &[(Instant, Action)]) -> Vec<(Instant, u32)> {
+    let requests = sent.iter().filter_map(|(at, action)| match action {
+        Action::AskInformation { xid, .. } => Some((*at, *xid)),
+        _ => None,
+    });
+    requests.collect()
+}
+
+/// RFC 8415 sections 15 and 18.2.6.
+#[test]
+fn a_router_with_the_flag_makes_us_ask_servers_for_information() {
+    let server = Address::of_words([0x2001_0db8 << 32, 53]);
+    let mut link = at_once();
+    link.on_router(&said(0, &[]), at(0));
+    assert_eq!(requests(&run(&mut link, at(100))), []);
+    let asks = RouterAdvertisement {
+        has_dhcp: true,
+        ..said(0, &[])
+    };
+    link.on_router(&asks, at(100));
+    let sent = requests(&run(&mut link, at(140)));
+    assert!(sent[0].0 < at(101));
+    let gaps = sent.windows(2).map(|pair| pair[1].0.since(pair[0].0));
+    for (gap, expected) in gaps.zip([1000, 2000, 4000, 8000]) {
+        let off = gap.as_millis().abs_diff(expected);
+        assert!(off <= expected / 10, "{gap:?} {expected}");
+    }
+    let xid = sent[0].1;
+    assert!(xid < 1 << 24 && sent.iter().all(|(_, other)| *other == xid));
+    let answer = |xid| Information {
+        xid,
+        names: Names {
+            servers: vec![server, ndp::ALL_NODES],
+            domains: vec!["corp".to_owned()],
+        },
+        refresh_s: Some(1),
+    };
+    link.take_changed();
+    assert!(!link.on_information(answer(xid ^ 1), at(140)));
+    assert!(!link.has_changed());
+    assert!(link.on_information(answer(xid), at(140)));
+    assert!(link.take_changed());
+    assert_eq!(link.place().names.servers, [server]);
+    assert!(!link.on_information(answer(xid), at(140)), "it comes twice");
+    // They come before those of routers. It asks again, at least ten minutes later.
+    link.on_router(&with_names(&[(ROUTER, u32::MAX)], &[]), at(141));
+    assert_eq!(link.place().names.servers, [server, ROUTER]);
+    let again = requests(&run(&mut link, at(740)));
+    assert_eq!(again.len(), 1);
+    assert_eq!(again[0].0, at(740));
+    assert_ne!(again[0].1, xid);
 }
