@@ -73,10 +73,20 @@ impl Options {
         match option {
             "count" => self.count = arguments.parse()?,
             "size" => self.size = arguments.number(0..=MAX_SIZE)?,
-            VALUE => self.hosts.push(arguments.text()?),
+            VALUE => self.hosts.push(arguments.parse_with(host)?),
             _ => return self.stack.take(option, arguments),
         }
         Ok(true)
+    }
+}
+
+/// A host: its address, or a name, whose last label is not a number (RFC 1123 section 2.1).
+fn host(text: &str) -> Result<String, &'static str> {
+    let last = text.trim_end_matches('.').rsplit('.').next();
+    let is_number = |label: &str| label.bytes().all(|byte| byte.is_ascii_digit());
+    match text.parse::<IpAddr>().is_err() && last.is_none_or(is_number) {
+        true => Err("neither an address nor a name"),
+        false => Ok(text.to_owned()),
     }
 }
 

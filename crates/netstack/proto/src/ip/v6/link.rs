@@ -136,6 +136,13 @@ struct Change {
     next: Instant,
 }
 
+/// How often routers were solicited, and when next.
+#[derive(Clone, Copy, Debug)]
+struct Solicit {
+    sent: u8,
+    next: Instant,
+}
+
 /// The answer to a query.
 #[derive(Clone, Debug)]
 struct Answer {
@@ -162,9 +169,7 @@ pub struct Ipv6Link {
     mtu: Option<u16>,
     names: LinkNames,
     retransmit: Duration,
-    /// How often routers were solicited, and when next.
-    asked: u8,
-    ask_at: Instant,
+    solicit: Solicit,
     changes: Vec<Change>,
     answer: Option<Answer>,
     /// Until when a router of version 1 counts as present (RFC 3810 section 8.2.1).
@@ -217,8 +222,10 @@ impl Ipv6Link {
             hop_limit: None,
             mtu: None,
             retransmit: RETRANS_TIMER,
-            asked: 0,
-            ask_at: Instant::NEVER,
+            solicit: Solicit {
+                sent: 0,
+                next: Instant::NEVER,
+            },
             changes: Vec::new(),
             answer: None,
             v1_until: Instant::ZERO,
@@ -242,7 +249,7 @@ impl Ipv6Link {
             self.add(address, Origin::ByHand, forever, now);
         }
         if self.config.autoconfigure {
-            self.ask_at = now + self.delay(MAX_DELAY);
+            self.solicit.next = now + self.delay(MAX_DELAY);
         }
     }
 
@@ -297,8 +304,8 @@ impl Ipv6Link {
     pub fn ask_again(&mut self, now: Instant) {
         self.names.ask_again(now);
         if self.config.autoconfigure {
-            self.asked = 0;
-            self.ask_at = now + self.delay(MAX_DELAY);
+            self.solicit.sent = 0;
+            self.solicit.next = now + self.delay(MAX_DELAY);
         }
     }
 
@@ -403,7 +410,7 @@ impl Ipv6Link {
         let answer = self.answer.iter().map(|answer| answer.at);
         let all = candidates.chain(on_link).chain(routers);
         let all = all.chain(changes).chain(answer);
-        let first = self.ask_at.min(self.names.next_deadline());
+        let first = self.solicit.next.min(self.names.next_deadline());
         all.fold(first, Instant::min)
     }
 
@@ -417,9 +424,9 @@ impl Ipv6Link {
         self.report(now, &mut actions);
         self.probe(now, &mut actions);
         self.has_changed |= self.names.on_time(now, &mut actions);
-        if self.ask_at <= now {
-            self.asked += 1;
-            self.ask_at = match self.asked {
+        if self.solicit.next <= now {
+            self.solicit.sent += 1;
+            self.solicit.next = match self.solicit.sent {
                 MAX_ROUTER_SOLICITATIONS.. => Instant::NEVER,
                 _ => now + ROUTER_SOLICITATION_INTERVAL,
             };
@@ -596,8 +603,8 @@ impl Ipv6Link {
         for route in said.routes.iter().filter(|route| route.len > 0) {
             self.on_route(said.router, route, now);
         }
-        if said.lifetime_s > 0 && self.asked > 0 {
-            self.ask_at = Instant::NEVER;
+        if said.lifetime_s > 0 && self.solicit.sent > 0 {
+            self.solicit.next = Instant::NEVER;
         }
         if said.retransmit_ms > 0 {
             let (least, most) = RETRANS_BOUNDS;
