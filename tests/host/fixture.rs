@@ -223,8 +223,8 @@ impl Fixture {
         Fixture::start_server(device, program, &arguments, root, Some(1), |_| Ok(()))
     }
 
-    /// The example `ingest`. It writes each upload to `taken` in its folder, and counts the lines of
-    /// `strings` there.
+    /// The example `ingest`. It writes each upload to `taken` in its folder, and counts the lines
+    /// of `strings` there.
     pub(crate) fn ingest(device: Device, arguments: &[&str]) -> Result<Fixture, Failed> {
         let root = Temporary::new()?;
         crate::ingest::write_file(&root)?;

@@ -147,8 +147,8 @@ fn ping_with_8000_bytes_loses_nothing(
     Ok(())
 }
 
-/// Pings one at a time, since `ping` waits for the last of several replies only twice as long as for
-/// the slowest one before, and on a busy machine queues overflow. Returns the last time.
+/// Pings one at a time, since `ping` waits for the last of several replies only twice as long as
+/// for the slowest one before, and on a busy machine queues overflow. Returns the last time.
 pub(crate) fn ping_singly(
     fixture: &Fixture,
     arguments: &[&str],

@@ -28,10 +28,10 @@
 //! | `ingest` | `curl -T` | `ingest` | `ingest --linux` |
 //!
 //! Our servers have one replica, two, and the default, which chooses (`auto`). No setting but the
-//! device is given, and no thread is pinned. Each round starts every server anew, in another
-//! order. The rate is the client's; the CPU is that of the whole machine (`/proc/stat`),
-//! in seconds of cores for each gigabyte, or for each 100,000 requests of `wrk`. For a TAP that sends,
-//! Linux' row is over a veth pair, since a TAP has one kernel only.
+//! device is given, and no thread is pinned. Each round starts every server anew, in another order.
+//! The rate is the client's; the CPU is that of the whole machine (`/proc/stat`), in seconds of
+//! cores for each gigabyte, or for each 100,000 requests of `wrk`. For a TAP that sends, Linux' row
+//! is over a veth pair, since a TAP has one kernel only.
 //!
 //! The bound of a row with work is the rate at which both cores would do what the run with one
 //! replica did, its client included, without waiting.

@@ -3,9 +3,9 @@
 //! Counts executed instructions under Valgrind's callgrind: calls of the ring, `apply` alone, and
 //! whole segments through every variant of the stack. FILTER is part of a case's name, such as
 //! `apply/` or `single/send/1448`. `--check` fails if a key count differs from `instructions.toml`
-//! by more than 3 % or 3 instructions, or vector loops are not inlined; `--accept` writes that file. What Valgrind writes is in
-//! `target/instructions`; the counts are a section of the report. It takes less than a minute, on a
-//! busy machine, too.
+//! by more than 3 % or 3 instructions, or vector loops are not inlined; `--accept` writes that
+//! file. What Valgrind writes is in `target/instructions`; the counts are a section of the report.
+//! It takes less than a minute, on a busy machine, too.
 
 use std::fs;
 use std::path::{Path, PathBuf};

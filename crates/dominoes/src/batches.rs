@@ -1,12 +1,14 @@
 //! A record for each batch of a log: a value, and one word with the progress of its work.
 //!
-//! A batch is a range of positions of a log, named by the first of them. Its record is in the slot of that
-//! position. The pieces of work of a batch are numbered in the order in which they must be done.
+//! A batch is a range of positions of a log, named by the first of them. Its record is in the slot
+//! of that position. The pieces of work of a batch are numbered in the order in which they must be
+//! done.
 //!
 //! # Why the values are sound
 //!
 //! The word of a slot is `lap (24) | next piece (30) | readers (7) | EMPTY | DONE | BEGUN`; its lap
-//! is the position divided by the number of slots, modulo 2^24. The argument holds whatever callers do:
+//! is the position divided by the number of slots, modulo 2^24. The argument holds whatever callers
+//! do:
 //!
 //! 1. Only the [`BatchWriter`] puts values into slots, and only where the word is `EMPTY`. It
 //!    stores a word without `EMPTY` after the value.

@@ -138,8 +138,8 @@ impl<O: fmt::Debug> Error for CheckError<O> {}
 ///
 /// A case is up to 64 operations and a schedule. One replica applies the operations first. Then the
 /// replicas of a group apply them, in steps of any size, with `faults` between and within the
-/// steps. At every position, answer and state must equal those of the one replica. Each step runs on
-/// another thread, and every replica begins with its own `S::default()`. So the check finds an
+/// steps. At every position, answer and state must equal those of the one replica. Each step runs
+/// on another thread, and every replica begins with its own `S::default()`. So the check finds an
 /// `apply` that depends on a clock, the order of a `HashMap`, a thread, an address or a random
 /// number, and a `clone` that shares memory. If a case fails, shorter ones are tried.
 ///

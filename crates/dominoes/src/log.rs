@@ -101,7 +101,8 @@ impl<T: Send + Sync, W: Wait> Log<T, W> {
         self.ring.slots()
     }
 
-    /// The position below which everything is published, on a channel that never had two publishers.
+    /// The position below which everything is published, on a channel that never had two
+    /// publishers.
     #[inline(always)]
     pub(crate) fn end(&self) -> Seq {
         self.ring.end()
@@ -138,8 +139,8 @@ impl<T: Send + Sync, W: Wait> Log<T, W> {
     }
 
     /// Asks the subscription with this number to leave, which it learns when it next looks for a
-    /// batch. Returns false if there is none. Numbers are used again: if the subscription leaves and
-    /// another one takes its number before or during this call, the other one may be asked.
+    /// batch. Returns false if there is none. Numbers are used again: if the subscription leaves
+    /// and another one takes its number before or during this call, the other one may be asked.
     ///
     /// A subscription may hold slices of the ring, so entries still wait for it until it is
     /// dropped.

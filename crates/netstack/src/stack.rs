@@ -88,9 +88,10 @@ impl Builder {
     dominoes_proto::settings! {
         /// Adds an address with the prefix of its network, such as `2001:db8::1/64`; up to 64 of
         /// each family. `dhcp` stands for the address that a DHCP server gives (RFC 2131), with its
-        /// gateways, servers of names and MTU: see [`Sockets::set_dhcp`]. With several IPv4 addresses, a packet has the one on the network of its
-        /// next hop, or else the first. The first IPv6 address turns IPv6 on, with
-        /// [`Ipv6Config::default`] unless [`ipv6`](Self::ipv6) is called.
+        /// gateways, servers of names and MTU: see [`Sockets::set_dhcp`]. With several IPv4
+        /// addresses, a packet has the one on the network of its next hop, or else the first. The
+        /// first IPv6 address turns IPv6 on, with [`Ipv6Config::default`] unless
+        /// [`ipv6`](Self::ipv6) is called.
         ///
         /// ```
         /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -268,7 +269,8 @@ impl Builder {
         /// Sets how many threads run the stack. Each has a copy of the state, unless another
         /// [`variant`](Self::variant) is chosen. One thread alone runs without a log. Default: the
         /// stack chooses, as with [`replicas_up_to`](Self::replicas_up_to); but one thread if it is
-        /// driven by hand, recorded, or has [`replica_slots`](Self::replica_slots) or a variant set.
+        /// driven by hand, recorded, or has [`replica_slots`](Self::replica_slots) or a variant
+        /// set.
         fn replicas(self, replicas: usize) {
             self.layout.replicas = replicas;
             self.is_fixed = true;

@@ -1,4 +1,5 @@
-//! Control messages of datagrams: remaining hops, traffic class and destination (RFC 3542, `ip(7)`).
+//! Control messages of datagrams: remaining hops, traffic class and destination (RFC 3542,
+//! `ip(7)`).
 
 use core::ffi::c_int;
 use std::net::IpAddr;

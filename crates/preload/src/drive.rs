@@ -2,10 +2,11 @@
 //!
 //! A thread of the program that waits drives the stack itself: it takes frames from the device,
 //! processes them, and sleeps until a frame, a descriptor of the program or a timer wakes it. So a
-//! request needs one wake-up, as with the kernel, and its answer leaves when the program waits again.
+//! request needs one wake-up, as with the kernel, and its answer leaves when the program waits
+//! again.
 //!
-//! The stack is in a mutex. The thread that has locked it may sleep in the device; then other threads
-//! wake it as they wake a thread of the stack.
+//! The stack is in a mutex. The thread that has locked it may sleep in the device; then other
+//! threads wake it as they wake a thread of the stack.
 //!
 //! - *A thread of the program* takes the mutex in a call that waits, or in passing
 //!   ([`Drive::pass`]) if no thread has driven for [`STALE`].

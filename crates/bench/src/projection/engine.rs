@@ -1,7 +1,7 @@
 //! The clock of the projection: workers whose steps take virtual time.
 //!
-//! Each worker has a clock. The worker whose clock shows the earliest time takes the next
-//! step of its [`Program`]; of several, the one that was to take it first. Random choices are a fixed
+//! Each worker has a clock. The worker whose clock shows the earliest time takes the next step of
+//! its [`Program`]; of several, the one that was to take it first. Random choices are a fixed
 //! sequence. So a simulation has one outcome. Times are whole picoseconds.
 
 use std::cmp::Reverse;

@@ -2,8 +2,8 @@
 //!
 //! A model explains a published figure only if it computes the published numbers from other numbers
 //! of the same text. So each figure lists its parameters and their place in the text. A number from
-//! which a parameter is taken is *given* and tests nothing. If the model misses one of the others by
-//! more than [`MAY_MISS`], the model of that figure is not validated. Published curves without
+//! which a parameter is taken is *given* and tests nothing. If the model misses one of the others
+//! by more than [`MAY_MISS`], the model of that figure is not validated. Published curves without
 //! numbers have no points here.
 
 use std::collections::VecDeque;

@@ -1,5 +1,5 @@
-//! netstack-smoltcp over a TUN interface: accepts connections, and moves bytes in the direction that
-//! their first byte names; see `benches/tun.rs`.
+//! netstack-smoltcp over a TUN interface: accepts connections, and moves bytes in the direction
+//! that their first byte names; see `benches/tun.rs`.
 
 use std::{env, io};
 

@@ -1,9 +1,10 @@
 //! A fence of which one side, the light one, is nearly free.
 //!
-//! Of two threads, each stores to one word and then loads another, which the other stores to. One of
-//! them must see the other's store, which takes a full fence on both sides. If one side is rare, it can
-//! fence for both: [`heavy`] interrupts each core that runs a thread of this process, and makes it
-//! pass a full fence (`membarrier(2)`, Linux 4.14). So [`light`] need only stop the compiler.
+//! Of two threads, each stores to one word and then loads another, which the other stores to. One
+//! of them must see the other's store, which takes a full fence on both sides. If one side is rare,
+//! it can fence for both: [`heavy`] interrupts each core that runs a thread of this process, and
+//! makes it pass a full fence (`membarrier(2)`, Linux 4.14). So [`light`] need only stop the
+//! compiler.
 //!
 //! Where this system call is missing, and under loom and ThreadSanitizer, which do not know it,
 //! [`is_available`] is false.

@@ -3,15 +3,15 @@
 //! Each replica is a copy of the state. Every change is an operation in one log, which each replica
 //! applies in order. A read needs no entry of the log: it looks how far the log is published,
 //! applies the log to the replica of this core up to there, unless another thread has, and reads
-//! that replica. This is node replication (Calciu et al., "Black-box Concurrent Data Structures for NUMA
-//! Architectures", ASPLOS 2017), over the log of this crate.
+//! that replica. This is node replication (Calciu et al., "Black-box Concurrent Data Structures for
+//! NUMA Architectures", ASPLOS 2017), over the log of this crate.
 //!
 //! It needs no threads: a thread that needs a replica's state applies the log to it. Handles of one
 //! replica combine their writes: one thread, the combiner, publishes all that the others posted, in
 //! one batch, applies it and hands out the answers. [`Group`](crate::Group) is the counterpart with
 //! a thread for each replica, for work on the entries; nothing outside its threads can read its
-//! states, so this module uses the log, its subscriptions and [`Fingerprints`](crate::Fingerprints),
-//! and not the group.
+//! states, so this module uses the log, its subscriptions and
+//! [`Fingerprints`](crate::Fingerprints), and not the group.
 //!
 //! # Guarantees
 //!

@@ -1,27 +1,28 @@
-//! The lock of one replica. One thread at a time holds its core; the state has many readers, each with
-//! its flag, or one writer, which holds the core.
+//! The lock of one replica. One thread at a time holds its core; the state has many readers, each
+//! with its flag, or one writer, which holds the core.
 //!
 //! A reader writes to its own flag only, so readers on several cores do not wait for each other's
-//! cache lines. A writer reads all flags that are in use. A thread that takes the core shuts readers
-//! out in the same step, so a write needs one exchange for both.
+//! cache lines. A writer reads all flags that are in use. A thread that takes the core shuts
+//! readers out in the same step, so a write needs one exchange for both.
 //!
 //! # Why a reader and a writer never meet
 //!
 //! A reader raises its flag and then reads `holder`; a writer sets `holder` to `CLOSED` and then
 //! reads the flags. Both steps are SeqCst on both sides, so at least one of the two sees the other.
 //! A reader that sees `CLOSED` lowers its flag and does not read; a writer that sees a flag waits
-//! until it is lowered. A place that is taken after the writer read `taken` belongs to a reader whose
-//! fence comes later, so that reader sees `CLOSED`. A writer that becomes a reader raises its flag
-//! before it releases the core, so the next holder, which acquires the core, sees the flag.
+//! until it is lowered. A place that is taken after the writer read `taken` belongs to a reader
+//! whose fence comes later, so that reader sees `CLOSED`. A writer that becomes a reader raises its
+//! flag before it releases the core, so the next holder, which acquires the core, sees the flag.
 //!
 //! # Quiet locks
 //!
-//! While no other thread writes, a reader need not fence: it raises its flag and reads `holder` with a
-//! [light](barrier::light) fence between. The lock is *quiet* then. A writer of a quiet lock that has
-//! other readers clears `quiet`, passes the [heavy](barrier::heavy) fence, and reads the flags: either
-//! it sees a flag, or that reader sees that the lock is closed. A reader that found the lock quiet
-//! looks again after it raised its flag. If it is quiet still, the writer that clears `quiet` will see
-//! the flag, and so will all later ones, which do not fence; if not, the reader lowers its flag.
+//! While no other thread writes, a reader need not fence: it raises its flag and reads `holder`
+//! with a [light](barrier::light) fence between. The lock is *quiet* then. A writer of a quiet lock
+//! that has other readers clears `quiet`, passes the [heavy](barrier::heavy) fence, and reads the
+//! flags: either it sees a flag, or that reader sees that the lock is closed. A reader that found
+//! the lock quiet looks again after it raised its flag. If it is quiet still, the writer that
+//! clears `quiet` will see the flag, and so will all later ones, which do not fence; if not, the
+//! reader lowers its flag.
 //!
 //! A lock becomes quiet when a writer finds that no other reader has a place, as with one thread
 //! for each replica, or when a reader has found the state unchanged many times. It changes only
@@ -71,8 +72,9 @@ pub(super) struct StateLock<T, C> {
     shadow: Shadow,
 }
 
-// SAFETY: readers on several threads hold `&T` at once (hence `T: Sync`), and a holder on any thread
-// has `&mut T` and `&mut C` (hence `Send`), but never while a reader has `&T` (module documentation).
+// SAFETY: readers on several threads hold `&T` at once (hence `T: Sync`), and a holder on any
+// thread has `&mut T` and `&mut C` (hence `Send`), but never while a reader has `&T` (module
+// documentation).
 unsafe impl<T: Send + Sync, C: Send> Sync for StateLock<T, C> {}
 
 impl<T, C> StateLock<T, C> {
@@ -93,8 +95,8 @@ impl<T, C> StateLock<T, C> {
     /// How far the log is applied to the state.
     #[inline(always)]
     pub(super) fn position(&self) -> Seq {
-        // ORDERING: Acquire, pairs with the Release in `CoreGuard::set_position`: a thread that knows
-        // this position reads `holder` as that writer left it, or later.
+        // ORDERING: Acquire, pairs with the Release in `CoreGuard::set_position`: a thread that
+        // knows this position reads `holder` as that writer left it, or later.
         self.position.load(Ordering::Acquire)
     }
 
@@ -112,8 +114,8 @@ impl<T, C> StateLock<T, C> {
         self.suspect.load(Ordering::Relaxed)
     }
 
-    /// Takes the core, unless another thread holds it, and shuts new readers out. `own` is the place
-    /// of the caller, if it has one; it must not be reading.
+    /// Takes the core, unless another thread holds it, and shuts new readers out. `own` is the
+    /// place of the caller, if it has one; it must not be reading.
     #[inline]
     pub(super) fn try_take(&self, own: Option<usize>) -> Option<CoreGuard<'_, T, C>> {
         // Load before the exchange: a plain load leaves the cache line shared.
@@ -241,8 +243,8 @@ impl<T, C> Drop for StateReader<T, C> {
     }
 }
 
-/// A raised flag. It lends the state only after [`StateReader::try_read`] found the lock open, or if
-/// it was raised by the holder of the core.
+/// A raised flag. It lends the state only after [`StateReader::try_read`] found the lock open, or
+/// if it was raised by the holder of the core.
 pub(super) struct StateReadGuard<'a, T, C> {
     lock: &'a StateLock<T, C>,
     flag: &'a AtomicBool,

@@ -179,8 +179,8 @@ counters! {
         pub unknown: u64,
         /// SYNs that were held until the application decided.
         pub syns_held: u64,
-        /// SYNs that were dropped instead, or later: too many were held, the checksum was wrong, the
-        /// application dropped them, or did not decide in time.
+        /// SYNs that were dropped instead, or later: too many were held, the checksum was wrong,
+        /// the application dropped them, or did not decide in time.
         pub syns_dropped: u64,
         /// UDP datagrams that were written into the log.
         pub datagrams: u64,

@@ -185,8 +185,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
 
     /// Leaves solo mode first. Then, if this worker is active: claims a batch of frames, parses it,
     /// and publishes parsed batches, unless another worker has the receive pump. A worker that has
-    /// enough to do claims none, and does the rest only if a batch waits to be published. Returns how
-    /// many frames it claimed and what it published, added up.
+    /// enough to do claims none, and does the rest only if a batch waits to be published. Returns
+    /// how many frames it claimed and what it published, added up.
     pub fn pump_in_turn(&mut self, now: Instant) -> usize {
         self.return_to_log();
         if !self.may_take_frames() {
@@ -212,9 +212,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.state == WorkerState::Active
     }
 
-    /// Takes the receive pump for one turn: publishes, autoscales when that is due, and wakes workers
-    /// if there is something for them. The pump uses this worker's recycler, so frames return to the
-    /// worker that needs them next. `None` if another worker has the pump.
+    /// Takes the receive pump for one turn: publishes, autoscales when that is due, and wakes
+    /// workers if there is something for them. The pump uses this worker's recycler, so frames
+    /// return to the worker that needs them next. `None` if another worker has the pump.
     pub(crate) fn publish_parsed(&mut self, now: Instant) -> Option<usize> {
         let shared = &*self.shared;
         let mut rx_side = shared.rx.try_take()?;
@@ -255,8 +255,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     }
 
     /// [Claims](Self::claim) a batch, [parses](Self::parse) it, and [publishes](Self::publish).
-    /// Returns the larger of what it claimed and what it published. `None` if another worker has the receive pump, or if this one is not active or has no
-    /// replica.
+    /// Returns the larger of what it claimed and what it published. `None` if another worker has
+    /// the receive pump, or if this one is not active or has no replica.
     pub fn pump(&mut self, now: Instant) -> Option<usize> {
         let claimed = self.claim(now).unwrap_or(0);
         self.parse();
@@ -592,8 +592,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         Some(self.shared.tx.try_take()?.turn())
     }
 
-    /// Takes the transmit pump and sends all control frames and one numbered frame. `None` if another
-    /// worker has it.
+    /// Takes the transmit pump and sends all control frames and one numbered frame. `None` if
+    /// another worker has it.
     pub fn send_one(&mut self) -> Option<usize> {
         Some(self.shared.tx.try_take()?.step())
     }

@@ -16,8 +16,8 @@ const ECHO_REQUEST: u8 = 8;
 const DHCP_CLIENT: [u8; 2] = 68_u16.to_be_bytes();
 const DHCP_CLIENT_V6: [u8; 2] = 546_u16.to_be_bytes();
 
-/// The groups that receive a frame. The first group gets malformed frames, and counts them. A message
-/// that is answered must go to one group, or its handler must ask `is_first`.
+/// The groups that receive a frame. The first group gets malformed frames, and counts them. A
+/// message that is answered must go to one group, or its handler must ask `is_first`.
 #[inline]
 pub(crate) fn target(grouping: &Grouping, frame: &[u8]) -> Target {
     let first = Target::One(0);

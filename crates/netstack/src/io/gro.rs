@@ -16,7 +16,8 @@
 //! seven if their windows differ. `apply` takes those of one window at once if each acknowledges
 //! more than the one before it, and handles others one by one. All data that they allow is sent as
 //! one range of frames. The parser verifies their checksums, most of whose sum is in the header
-//! template, so the request needs no frames. The end of a run is part of the request, so it is equal in every replica.
+//! template, so the request needs no frames. The end of a run is part of the request, so it is
+//! equal in every replica.
 
 use dominoes_drivers::Frame;
 

@@ -99,8 +99,9 @@ pub(crate) struct RxPump {
     pub(crate) stores_ahead: bool,
     /// The frame recycler of the worker that holds the pump.
     pub(crate) recycler: FrameRecycler,
-    /// Parses packets that the pump has assembled or changed: reassembled datagrams, and frames whose
-    /// VLAN tag it removed. Also parses batches if the thread that claims them holds the pump.
+    /// Parses packets that the pump has assembled or changed: reassembled datagrams, and frames
+    /// whose VLAN tag it removed. Also parses batches if the thread that claims them holds the
+    /// pump.
     parser: Parser,
     loopback: Loopback,
     /// Indices of the frames of a batch that are not segments for us; empty between batches.
@@ -220,8 +221,8 @@ impl RxPump {
 
     /// One turn: handles the queues of applications and the frames of `batches`. Publishes time or
     /// credit if it did nothing else and the device is empty. If `deadline`, the next one of the
-    /// state, is due, handles waiting frames first, and returns if there may be more. Returns how much
-    /// was done.
+    /// state, is due, handles waiting frames first, and returns if there may be more. Returns how
+    /// much was done.
     pub(crate) fn turn<L: Log>(
         &mut self,
         now: Instant,

@@ -546,8 +546,8 @@ impl Transmitter {
         });
     }
 
-    /// The slot of the first unsent frame, and how many frames [`Transmitter::ready`] finds if there
-    /// is room for `most`. They have consecutive slots.
+    /// The slot of the first unsent frame, and how many frames [`Transmitter::ready`] finds if
+    /// there is room for `most`. They have consecutive slots.
     #[inline]
     pub(crate) fn ready_in_a_row(&self, below: u64, most: usize) -> (usize, usize) {
         let first = self.ring.index(self.next);

@@ -1,11 +1,11 @@
 //! Units defined by a program: pieces of a stream that all workers of the stack process.
 //!
 //! A [`UnitProcessor`] finds the end of a unit and processes it. All units have the same length, or
-//! their first bytes or their offset determine it, or they are the bytes that have arrived. A write is cut into
-//! units, and any worker makes a unit in the send ring. Any worker also processes a unit that has
-//! arrived. So one stream uses several cores. Units keep their order: the stack sends no unit
-//! before all earlier ones are made, and the application reads none before all earlier ones are
-//! processed. TLS uses the same stage, with records as units.
+//! their first bytes or their offset determine it, or they are the bytes that have arrived. A write
+//! is cut into units, and any worker makes a unit in the send ring. Any worker also processes a
+//! unit that has arrived. So one stream uses several cores. Units keep their order: the stack sends
+//! no unit before all earlier ones are made, and the application reads none before all earlier ones
+//! are processed. TLS uses the same stage, with records as units.
 //!
 //! An example: disguised messages of up to 4 KiB, after a length and before a checksum.
 //!

@@ -47,9 +47,9 @@ pub struct Resolver {
 }
 
 impl Resolver {
-    /// A resolver that asks these servers, in order. Port 53 is usual. Without a server, each lookup
-    /// asks those that the links have at its time (see [`InterfaceStatus::dns_servers`]), and also
-    /// looks in their domains; it waits until there is one.
+    /// A resolver that asks these servers, in order. Port 53 is usual. Without a server, each
+    /// lookup asks those that the links have at its time (see [`InterfaceStatus::dns_servers`]),
+    /// and also looks in their domains; it waits until there is one.
     ///
     /// [`InterfaceStatus::dns_servers`]: crate::InterfaceStatus::dns_servers
     pub fn new(sockets: Sockets, servers: impl IntoIterator<Item = SocketAddr>) -> Resolver {

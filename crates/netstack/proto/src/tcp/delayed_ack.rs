@@ -9,8 +9,9 @@
 //! users read about the rule among the departures in the documentation of [`tcp`](super).
 //!
 //! Other files demand an acknowledgment at once for other reasons ([`Tcb::ack_now`]): data out of
-//! order, a FIN, a window that opens; a connection that closes owes none. They ask whether one is due ([`Tcb::is_ack_due`]),
-//! and report which frames carry an acknowledgment ([`Tcb::ack_is_numbered`]).
+//! order, a FIN, a window that opens; a connection that closes owes none. They ask whether one is
+//! due ([`Tcb::is_ack_due`]), and report which frames carry an acknowledgment
+//! ([`Tcb::ack_is_numbered`]).
 
 use super::fields::field_variants;
 use super::retransmit::Timer;

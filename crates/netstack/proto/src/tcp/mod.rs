@@ -28,15 +28,15 @@
 //!
 //! # Files
 //!
-//! `arrive.rs` is SEGMENT ARRIVES in the order of the RFC. `fast_path.rs` is an equivalent
-//! shortcut for the segments of a bulk transfer. `ack.rs` processes acceptable acknowledgments,
-//! `receive_space.rs` bounds what the peer may send, `send_space.rs` bounds what we may send,
-//! and `send.rs` numbers the frames. `recovery.rs` detects loss and schedules retransmissions,
-//! with the scoreboard in `scoreboard.rs` and the times in `rack.rs`; `undo.rs` reverts a
-//! reduction of the window if nothing was lost. `pmtu.rs` handles ICMP errors and the path MTU,
-//! `cookie.rs` does handshakes without state, `pacing.rs` spreads what is sent over time. `reassembly.rs`, `retransmit.rs` and `congestion`
-//! are arithmetic; `user.rs` holds the calls of the application. `delayed_ack.rs` decides when
-//! received data is acknowledged.
+//! `arrive.rs` is SEGMENT ARRIVES in the order of the RFC. `fast_path.rs` is an equivalent shortcut
+//! for the segments of a bulk transfer. `ack.rs` processes acceptable acknowledgments,
+//! `receive_space.rs` bounds what the peer may send, `send_space.rs` bounds what we may send, and
+//! `send.rs` numbers the frames. `recovery.rs` detects loss and schedules retransmissions, with the
+//! scoreboard in `scoreboard.rs` and the times in `rack.rs`; `undo.rs` reverts a reduction of the
+//! window if nothing was lost. `pmtu.rs` handles ICMP errors and the path MTU, `cookie.rs` does
+//! handshakes without state, `pacing.rs` spreads what is sent over time. `reassembly.rs`,
+//! `retransmit.rs` and `congestion` are arithmetic; `user.rs` holds the calls of the application.
+//! `delayed_ack.rs` decides when received data is acknowledged.
 //!
 //! # Departures from the RFCs
 //!

@@ -418,8 +418,8 @@ impl RxPump {
 
     // Sent datagrams.
 
-    /// Publishes the datagrams that sockets sent, and the end of dropped sockets. Returns the number
-    /// of sockets handled.
+    /// Publishes the datagrams that sockets sent, and the end of dropped sockets. Returns the
+    /// number of sockets handled.
     pub(crate) fn poll_sockets(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let mut done = 0;
         while done < BATCH && log.room() > 0 {

@@ -215,8 +215,8 @@ impl RxPump {
         }
     }
 
-    /// Whether `open` must wait because all of our suitable addresses are tentative, or DHCP has not
-    /// given one yet. If so, queues it, or fails it for lack of room.
+    /// Whether `open` must wait because all of our suitable addresses are tentative, or DHCP has
+    /// not given one yet. If so, queues it, or fails it for lack of room.
     pub(super) fn waits_for_source(&mut self, open: WaitingOpen) -> bool {
         let remote = open.remote.address;
         let site = &self.host.site;

@@ -84,8 +84,8 @@ impl RxPump {
         self.v6_due = Instant::ZERO;
     }
 
-    /// The MTU that DHCP gives for IPv4 has changed: updates connections. SYNs keep their MSS, since
-    /// the device receives longer packets, too.
+    /// The MTU that DHCP gives for IPv4 has changed: updates connections. SYNs keep their MSS,
+    /// since the device receives longer packets, too.
     pub(super) fn follow_v4_mtu(&mut self) {
         let flows = self.connections.hints.keys().copied();
         self.connections

@@ -309,8 +309,8 @@ impl<C: Codec> Reader<C> {
                         stage.open(unit, false);
                     }
                 }
-                // A worker is opening it and notifies us. Meanwhile we open a later one, if there is
-                // one: to sleep and to be woken for each unit costs as much as a unit.
+                // A worker is opening it and notifies us. Meanwhile we open a later one, if there
+                // is one: to sleep and to be woken for each unit costs as much as a unit.
                 UnitState::Claimed => match stage.opening.claim() {
                     Some(unit) => stage.open(unit, false),
                     None if has_missed => return Err(SocketError::WouldBlock.into()),
