@@ -7,7 +7,7 @@
 
 use core::fmt::Display;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::paper::{self, Figure};
@@ -124,12 +124,26 @@ pub fn main<E: Display>(name: &str, run: impl FnOnce(lexopt::Parser) -> Result<(
     let Some(arguments) = arguments(name) else {
         return ExitCode::SUCCESS;
     };
+    go_back();
     match run(lexopt::Parser::from_args(arguments)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{name}: {error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Goes back to the directory in which Cargo was called, from which a user's paths are relative:
+/// Cargo starts a bench in its package's.
+fn go_back() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let from = std::env::var_os("PWD").map(PathBuf::from);
+    if let (Some(from), Ok(root)) = (from, root.canonicalize())
+        && from.starts_with(root)
+    {
+        // If it is gone, the paths are relative to the package.
+        let _ = std::env::set_current_dir(from);
     }
 }
 
