@@ -8,10 +8,12 @@
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr};
+use std::task::Waker;
 
 use arbitrary::{Arbitrary, Unstructured};
 use dominoes_drivers::RxMeta;
 use dominoes_drivers::memory::MemoryConfig;
+use dominoes_netstack::poller::{Interest, Source, Trigger};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::{
     AnyListener, Connecting, Keepalive, SocketError, TcpListener, TcpStream, UdpSocket,
@@ -76,9 +78,11 @@ enum What {
     Receive,
     UdpPeek,
     UdpSettings,
+    /// A task that is never polled waits for a socket.
+    Await,
 }
 
-const CALLS: [What; 42] = [
+const CALLS: [What; 43] = [
     What::Write,
     What::Read,
     What::Fill,
@@ -121,6 +125,7 @@ const CALLS: [What; 42] = [
     What::UdpSettings,
     What::ListenAny,
     What::Decide,
+    What::Await,
 ];
 
 #[derive(Debug)]
@@ -138,13 +143,13 @@ impl<'a> Arbitrary<'a> for Op {
     fn arbitrary(u: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
         let kind: u8 = u.arbitrary()?;
         Ok(match kind & 0x3f {
-            at @ 0..42 => Op::Call(Call {
+            at @ 0..43 => Op::Call(Call {
                 side: usize::from(kind >> 6 & 1),
                 what: CALLS[usize::from(at)],
                 which: u.arbitrary()?,
                 number: u.arbitrary()?,
             }),
-            42..=51 => Op::Wire(0),
+            43..=51 => Op::Wire(0),
             52 | 53 => Op::Wire(u.arbitrary()?),
             54..=56 => Op::Wait(None),
             57..=60 => Op::Wait(Some(pause(u.arbitrary()?))),
@@ -391,6 +396,27 @@ impl World {
                     1 => drop(arriving),
                     _ => side.opening.extend(arriving.accept().ok()),
                 }
+            }
+            What::Await => {
+                let interest = [Interest::READABLE, Interest::WRITABLE, Interest::BOTH];
+                let interest = interest[usize::from(number % 3)];
+                let trigger = [Trigger::Edge, Trigger::Level][usize::from(port & 1)];
+                // Not every socket knows each interest.
+                macro_rules! wait {
+                    ($($socket:expr),*) => {
+                        $(let _ = $socket.map(|one| {
+                            one.register_waker(Waker::noop(), interest, trigger)
+                        });)*
+                    };
+                }
+                let at = usize::from(which);
+                wait!(
+                    side.streams.get(at % MOST).map(|one| &one.stream),
+                    side.listeners.get(at % MOST),
+                    side.opening.get(at % MOST),
+                    side.udp.get(at % MOST),
+                    side.any.as_ref()
+                );
             }
             What::Connect => {
                 let to = match which {
