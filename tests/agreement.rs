@@ -330,10 +330,7 @@ fn the_frames_of_a_run_have_several_primaries() {
         // One round is a chunk for each worker.
         let round = (plan.replicas * plan.frame_chunk) as u64;
         // Pacing numbers two frames at a time, and whoever is first may build them all.
-        let is_paced = matches!(
-            plan.congestion(),
-            CongestionControl::Bbr | CongestionControl::BbrLossy
-        );
+        let is_paced = plan.congestion() == CongestionControl::Bbr;
         if is_paced || frames < 2 * round || deliveries < 2 * round {
             continue;
         }

@@ -23,6 +23,7 @@ const QUEUE: u64 = 125_000;
 fn goodputs(
     seed: u64,
     faults: &Faults,
+    queue: u64,
     seconds: u64,
     controls: &[CongestionControl],
 ) -> (Vec<f64>, f64) {
@@ -31,7 +32,7 @@ fn goodputs(
     let wire = LinkConfig::default()
         .faults(faults.clone())
         .delay(delay)
-        .rate(RATE, QUEUE);
+        .rate(RATE, queue);
     let sender = HostConfig::new(Variant::Single).wires(wire.clone(), wire);
     let sender = net.add(sender).expect("good settings");
     let receiver = HostConfig::new(Variant::Single);
@@ -93,15 +94,14 @@ fn setting(name: &str, default: u64) -> u64 {
 fn goodput_over_a_wire_that_loses_is_what_other_stacks_reach() {
     let (seeds, seconds) = (setting("GOODPUT_SEEDS", 3), setting("GOODPUT_SECONDS", 4));
     // CUBIC from Linux to Linux reaches about 94, 39, 11 and 2.6 Mbit/s. The BBR of Linux 6 is
-    // version 1, which does not respond to loss, and reaches about 92 in all cases. Between probes,
-    // up to 63 round trips, version 3 reduces its rate in each by what that has lost.
+    // version 1, which does not respond to loss.
     let cases = [
-        (0, 85.0, [85.0, 85.0]),
-        (1_000, 25.0, [83.0, 83.0]),
-        (10_000, 8.0, [80.0, 83.0]),
-        (50_000, 1.5, [15.0, 77.0]),
+        (0, 85.0, 85.0),
+        (1_000, 25.0, 83.0),
+        (10_000, 8.0, 83.0),
+        (50_000, 1.5, 77.0),
     ];
-    for (loss_ppm, least, [least_of_bbr, least_of_lossy]) in cases {
+    for (loss_ppm, least, least_of_bbr) in cases {
         let mut of_cubic = 0.0_f64;
         for &control in CongestionControl::ALL {
             let name = format!("loss {:>4.1} %", f64::from(loss_ppm) / 1e4);
@@ -114,7 +114,6 @@ fn goodput_over_a_wire_that_loses_is_what_other_stacks_reach() {
                 CongestionControl::Cubic => least,
                 CongestionControl::Bbr if loss_ppm == 10_000 => (5.0 * of_cubic).max(least_of_bbr),
                 CongestionControl::Bbr => least_of_bbr,
-                CongestionControl::BbrLossy => least_of_lossy,
                 _ => 0.0,
             };
             assert!(
@@ -135,7 +134,7 @@ fn median(
 ) -> f64 {
     let mut all: Vec<_> = (1..=seeds)
         .map(|seed| {
-            let (rates, again) = goodputs(seed, faults, seconds, &[control]);
+            let (rates, again) = goodputs(seed, faults, QUEUE, seconds, &[control]);
             (rates[0], again)
         })
         .collect();
@@ -154,29 +153,20 @@ fn median(
 /// draft-ietf-ccwg-bbr-06 section 5.3.3.8: flows with CUBIC beside BBR continue to work well.
 #[test]
 fn goodput_of_bbr_and_of_cubic_on_one_bottleneck_is_no_less_than_a_fifth() {
-    let (seeds, seconds) = (
-        setting("GOODPUT_SEEDS", 3),
-        setting("GOODPUT_SECONDS", 4) * 5,
-    );
-    let bbr = [CongestionControl::Bbr, CongestionControl::BbrLossy];
-    for (seed, bbr) in (1..=seeds).zip(bbr.into_iter().cycle()) {
-        let controls = [CongestionControl::Cubic, bbr];
-        let (rates, again) = goodputs(seed, &Faults::new(0), seconds, &controls);
-        let (cubic, other) = (rates[0], rates[1]);
+    let seconds = setting("GOODPUT_SECONDS", 4) * 5;
+    let controls = [CongestionControl::Cubic, CongestionControl::Bbr];
+    // In a queue that is short, the round trip hardly shows it.
+    for queue in [QUEUE, QUEUE / 8, QUEUE / 16] {
+        let (rates, again) = goodputs(1, &Faults::new(0), queue, seconds, &controls);
+        let (cubic, bbr) = (rates[0], rates[1]);
         println!(
-            "seed {seed}: CUBIC {cubic:.1}, {:?} {other:.1} Mbit/s, {again:.0} of 1000 bytes again",
-            controls[1]
+            "{queue} bytes of queue: CUBIC {cubic:.1}, BBR {bbr:.1} Mbit/s, {again:.0} of 1000 \
+             bytes again"
         );
-        // `BbrLossy` takes more, as its documentation says.
-        let part = if bbr == CongestionControl::Bbr {
-            5.0
-        } else {
-            10.0
-        };
-        let least = (cubic + other) / part;
+        let least = (cubic + bbr) / 5.0;
         assert!(
-            cubic >= least && other >= least,
-            "{cubic:.1} and {other:.1} Mbit/s"
+            cubic >= least && bbr >= least,
+            "{cubic:.1} and {bbr:.1} Mbit/s"
         );
     }
 }

@@ -166,17 +166,13 @@ pub enum CongestionControl {
     Cubic,
     /// BBR version 3 (draft-ietf-ccwg-bbr-06): paces at the rate that the path delivers, and keeps
     /// about twice the bandwidth-delay product in flight at most. For paths that lose without
-    /// congestion: radio, tunnels, long distances. Up to 1 % of random loss costs little, above 2 %
-    /// it slows down too: the draft counts that as congestion. Queues stay shorter than with the
-    /// others.
+    /// congestion: radio, tunnels, long distances. Up to 5 % of loss that comes without a queue
+    /// costs little; above that, and beside flows that fill the queue, it slows down as the draft
+    /// says. Queues stay shorter than with the others.
     ///
     /// Each acknowledgment costs more time than with the others, and a connection takes 700 bytes
     /// more. A peer without SACK gets CUBIC.
     Bbr,
-    /// [`Bbr`](CongestionControl::Bbr) for paths that are known to lose up to 10 % without
-    /// congestion: such loss neither ends a probe for bandwidth (BBR.LossThresh of section 2.4) nor
-    /// lowers the rate between probes. Beside CUBIC on a bottleneck it takes four fifths.
-    BbrLossy,
 }
 
 impl CongestionControl {
@@ -185,7 +181,6 @@ impl CongestionControl {
         CongestionControl::NewReno,
         CongestionControl::Cubic,
         CongestionControl::Bbr,
-        CongestionControl::BbrLossy,
     ];
 }
 

@@ -71,10 +71,12 @@
 //! - After a timeout, lost data is retransmitted at once, where F-RTO would try new data first
 //!   (RFC 5682 section 3.1, step 2.b); and F-RTO is used with SACK too.
 //! - BBR follows draft-ietf-ccwg-bbr-06, and needs SACK: a peer without it gets CUBIC (section
-//!   4.1.3.5.1 would estimate). The pacing margin does not lower a rate that loss has lowered, or 1 %
-//!   of random loss would cost twice that in each round trip. A paced send that is late makes up for half of its own duration, as
-//!   on Linux, because timers do not fire early. A congestion mark (RFC 3168) counts
-//!   as a lost segment.
+//!   4.1.3.5.1 would estimate). Loss without a queue counts as the path's, up to 5 %; the draft
+//!   (section 5.5.10) takes each loss for congestion, and so keeps a third of the bandwidth at 5 %
+//!   of random loss. The pacing margin does not lower a rate that loss has lowered: otherwise
+//!   random loss would cost more in each round trip. A paced send that is late makes up for half
+//!   of its own duration, as on Linux, because timers do not fire early. A congestion mark (RFC
+//!   3168) counts as a lost segment.
 //! - Without timestamps there are too few measurements for HyStart++ (RFC 9406), so slow start
 //!   ends with a loss.
 //! - FIN-WAIT-2 of a connection without a socket ends after [`FIN_WAIT_2`]; the RFC would wait

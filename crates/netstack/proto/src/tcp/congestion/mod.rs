@@ -177,7 +177,6 @@ algorithms! {
     NewReno => Reno,
     Cubic => Cubic,
     Bbr => BoxedBbr,
-    BbrLossy => BoxedBbr,
 }
 
 impl Default for Growth {
@@ -303,14 +302,14 @@ impl Congestion {
     /// Whether BBR sets window and rate.
     #[inline]
     pub(super) const fn is_paced(&self) -> bool {
-        matches!(self.growth, Growth::Bbr(_) | Growth::BbrLossy(_))
+        matches!(self.growth, Growth::Bbr(_))
     }
 
     /// BBR, if it sets window and rate.
     #[inline]
     pub(super) fn bbr(&mut self) -> Option<&mut Bbr> {
         match &mut self.growth {
-            Growth::Bbr(bbr) | Growth::BbrLossy(bbr) => Some(bbr),
+            Growth::Bbr(bbr) => Some(bbr),
             _ => None,
         }
     }
@@ -341,7 +340,7 @@ impl Congestion {
     pub(super) fn set_by_bbr(&mut self, una: SeqNum, now: Instant, in_flight: u32, mss: u32) {
         let view = self.view(now, in_flight, mss);
         let is_repaired = una.at_or_after(self.recover);
-        if let Growth::Bbr(bbr) | Growth::BbrLossy(bbr) = &mut self.growth {
+        if let Growth::Bbr(bbr) = &mut self.growth {
             let mut view = view;
             if bbr.is_after_timeout() && is_repaired {
                 view.cwnd = bbr.on_recovered(view.cwnd);
@@ -554,7 +553,7 @@ impl Congestion {
             ssthresh,
             growth,
         } = *before;
-        if let Growth::Bbr(bbr) | Growth::BbrLossy(bbr) = &mut self.growth {
+        if let Growth::Bbr(bbr) = &mut self.growth {
             bbr.on_spurious();
             self.cwnd = bbr.on_recovered(self.cwnd);
         } else {
