@@ -20,7 +20,8 @@ async fn main() -> io::Result<()> {
         .up();
     let device = tun2::create_as_async(&options).map_err(io::Error::other)?;
     let builder = netstack_smoltcp::StackBuilder::default();
-    let builder = builder.stack_buffer_size(2048).tcp_buffer_size(2048);
+    // A full queue would lose a packet, or stop the stack for good: nothing wakes its writer.
+    let builder = builder.stack_buffer_size(1 << 16).tcp_buffer_size(1 << 16);
     let (stack, runner, _, listener) = builder.enable_tcp(true).build()?;
     let (mut listener, runner) = (listener.expect("it has TCP"), runner.expect("it has TCP"));
     tokio::spawn(runner);
