@@ -36,6 +36,9 @@
 //! [`Stack`] runs threads, which sleep while there is nothing to do. With one replica there is no
 //! log, and the stack is an ordinary single-core one.
 //!
+//! A VPN client, a sandbox or a transparent proxy takes packets of a TUN interface to any address:
+//! see [`Builder::any_address`], which shows a proxy, and [`Sockets::listen_any`].
+//!
 //! # Driving it by hand
 //!
 //! Tests, simulations and programs with an event loop build a [`ByHand`] instead: time is an

@@ -145,7 +145,10 @@ impl Builder {
         /// Over a TUN interface of Linux, the device is `dominoes_drivers::tun::Tun::open("tun0")`.
         /// The kernel needs an address and routes (`ip addr add 10.78.0.2/24 dev tun0`, `ip link
         /// set tun0 up`, `ip route add 203.0.113.0/24 dev tun0`), and the stack has another address
-        /// of that subnet, `10.78.0.1/24`. The proxy's own connections must take another route.
+        /// of that subnet, `10.78.0.1/24`. The proxy's own connections must take another route, such
+        /// as one in a table for its user: `ip rule add uidrange 1000-1000 lookup 77`, `ip route add
+        /// default via GATEWAY table 77`. Then it may open the interface without privileges, if `ip
+        /// tuntap add dev tun0 mode tun user 1000` has made that.
         ///
         /// Here a transparent proxy is the gateway of a client and of a server. It ends the
         /// connections of both, and both see the address of the other.
