@@ -211,10 +211,10 @@
 //! every step. `tests/adversarial.rs` has a test for each block of `unsafe`, with user code that
 //! panics, breaks contracts and reenters. `examples/stress.rs` joins, forks, leaves and panics
 //! under load, also under AddressSanitizer, ThreadSanitizer (`.ci/sanitize`) and Valgrind.
-//! `src/replicated/linearizable.rs` checks histories of random programs. Six files contain
-//! `unsafe`: `ring.rs`, `slots.rs`, `batches.rs`, `exclusive.rs`, and in `replicated` `state_lock.rs`
-//! and `barrier.rs`. The module documentation of `ring.rs`, `batches.rs` and `state_lock.rs` has the
-//! soundness arguments.
+//! `src/replicated/linearizable.rs` checks histories of random programs. Seven files
+//! contain `unsafe`: `ring.rs`, `slots.rs`, `batches.rs`, `exclusive.rs`, and in `replicated`
+//! `op_log.rs`, `state_lock.rs` and `barrier.rs`. The module documentation of `ring.rs`,
+//! `batches.rs`, `op_log.rs` and `state_lock.rs` has the soundness arguments.
 #![deny(unsafe_code)]
 
 /// Compiles and runs the examples of the README.
@@ -252,7 +252,7 @@ mod slots;
 
 pub use batches::{BatchWriter, Batches, BegunBatch, ReadBatch, batches};
 pub use channel::{Channel, Delivery, Order, Publish, Receive};
-#[cfg(all(feature = "proptest", not(loom)))]
+#[cfg(all(any(test, feature = "proptest"), not(loom)))]
 pub use check::{CheckError, CheckFaults, check};
 pub use domains::{
     Clock, Context, ContextControl, ContextHandle, Domain, DomainHandle, Feed, FeedId, FeedView,

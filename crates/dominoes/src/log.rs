@@ -1,7 +1,7 @@
 //! Making a channel, and the handle from which subscriptions come.
 
 use crate::{
-    Publisher, Seq, SpinYield, SubscribeError, Subscription, Wait,
+    Publisher, SpinYield, SubscribeError, Subscription, Wait,
     ring::{self, Reader, Ring},
     sync::Arc,
 };
@@ -99,13 +99,6 @@ impl<T: Send + Sync, W: Wait> Log<T, W> {
     /// this channel with it.
     pub fn slots(&self) -> usize {
         self.ring.slots()
-    }
-
-    /// The position below which everything is published, on a channel that never had two
-    /// publishers.
-    #[inline(always)]
-    pub(crate) fn end(&self) -> Seq {
-        self.ring.end()
     }
 
     /// Entries that the slowest subscription has not released at this moment.

@@ -319,12 +319,6 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         self.writer.room(enough) as usize
     }
 
-    /// Whether `n` entries fit now.
-    #[inline]
-    pub(crate) fn has_room(&mut self, n: usize) -> bool {
-        self.writer.room(n as u64) >= n as u64
-    }
-
     /// The position of the next entry, unless another publisher publishes first.
     #[inline]
     pub fn next_seq(&self) -> Seq {

@@ -431,14 +431,6 @@ impl<T, W: Wait> Ring<T, W> {
         tail.max(self.published.load(Ordering::Acquire) & !MULTI)
     }
 
-    /// The position below which everything is published, on a channel that never had two
-    /// publishers.
-    #[inline(always)]
-    pub(crate) fn end(&self) -> Seq {
-        // ORDERING: Acquire, pairs with the Release in `show_alone`.
-        self.published.load(Ordering::Acquire)
-    }
-
     pub(crate) fn capacity(&self) -> usize {
         self.capacity as usize
     }

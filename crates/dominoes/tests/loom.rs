@@ -1082,6 +1082,24 @@ fn a_read_through_another_replica_sees_a_write_that_has_returned() {
     });
 }
 
+/// Catches: an operation that is overwritten while the other replica's reader applies it (a gate
+/// beyond a cursor, a missing Release of the cursor or Acquire in the gate); one that is applied
+/// before it is written (a missing Release or Acquire of its word); two claims of one entry.
+#[test]
+fn writers_of_two_replicas_go_around_the_log() {
+    model(2, || {
+        let builder = Replicated::builder(Halves(0, 0)).replicas(2);
+        let replicas = builder.capacity(1).build().unwrap();
+        let mut here = replicas.handle_on(0).unwrap();
+        let mut there = replicas.handle_on(1).unwrap();
+        let thread = thread::spawn(move || there.write(1).unwrap());
+        let mut answers = [here.write(1).unwrap(), thread.join().unwrap()];
+        answers.sort_unstable();
+        assert_eq!(answers, [1, 2]);
+        assert_eq!(here.read(Halves::count), Ok(2));
+    });
+}
+
 /// Catches: a posted operation that two combiners or none publish; an answer taken before it is
 /// there, or by another handle; two combiners at a time.
 #[test]

@@ -64,5 +64,15 @@ pub(super) fn light() {
 #[cold]
 #[must_use]
 pub(super) fn heavy() -> bool {
+    #[cfg(test)]
+    if REFUSES.get() {
+        return false;
+    }
     system::fence()
+}
+
+#[cfg(test)]
+thread_local! {
+    /// The system refuses this thread's heavy fences.
+    pub(super) static REFUSES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }

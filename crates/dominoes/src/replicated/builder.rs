@@ -2,10 +2,10 @@
 
 use super::{
     Replicated, ReplicatedError, StateMachine,
+    op_log::OpLog,
     replica::{Counts, LocalReplica, Shared, Watch},
 };
-use crate::{Exclusive, Fingerprints, MAX_SUBSCRIBERS, channel_with_slots, sync::Arc};
-use crossbeam_utils::CachePadded;
+use crate::{Exclusive, Fingerprints, MAX_SUBSCRIBERS, sync::Arc};
 use std::{collections::BTreeMap, fmt, fs, path::Path, time::Duration};
 
 /// Fingerprints that each replica keeps posted for comparison.
@@ -114,9 +114,7 @@ impl<M: StateMachine> ReplicatedBuilder<M> {
         if self.print.is_some() && self.every == 0 {
             return fail("every", "at least 1");
         }
-        // More slots would push the states out of the caches.
-        let log_slots = self.capacity.next_power_of_two();
-        let (publisher, log) = channel_with_slots(self.capacity, log_slots);
+        let (log, cursor) = OpLog::new(self.capacity);
         let every = self.every;
         let watch = |of| Watch {
             prints: Fingerprints::new(slots, DEPTH, every),
@@ -124,14 +122,13 @@ impl<M: StateMachine> ReplicatedBuilder<M> {
         };
         let shared = Shared {
             log,
-            publisher: CachePadded::new(Exclusive::new(publisher)),
             replicas: (0..slots).map(|_| LocalReplica::new()).collect(),
             patience: self.patience,
             watch: self.print.map(watch),
             counts: Counts::default(),
             changes: Exclusive::new(()),
         };
-        shared.install(0, self.state)?;
+        shared.install(self.state, cursor)?;
         let replicas = Replicated {
             shared: Arc::new(shared),
             cores: self.cores.iter().enumerate().fold(BTreeMap::new(), by_core),

@@ -2,11 +2,12 @@
 
 use super::{
     ReplicatedError, StateMachine, WriteError,
-    replica::{Backoff, Core, Shared},
+    op_log::{END, Known, OpLog, Refusal},
+    replica::{Backoff, Core, Shared, drop_quietly},
     state_lock::StateReader,
     steps::{Fault, is_planted, step},
 };
-use crate::{Log, Seq, SpinYield, sync::Arc};
+use crate::{Seq, sync::Arc};
 use std::fmt;
 
 /// Reads and writes a [`Replicated`](super::Replicated) through one replica. Each thread needs its
@@ -15,8 +16,9 @@ use std::fmt;
 /// If the replica leaves, the handle moves to another one.
 pub struct ReplicaHandle<M: StateMachine> {
     pub(super) shared: Arc<Shared<M>>,
-    /// A second handle of the log, found with one step less.
-    log: Log<M::Op, SpinYield>,
+    /// A second way to the log, with one step less.
+    log: Arc<OpLog<M::Op>>,
+    known: Known,
     replica: usize,
     reader: StateReader<Option<M>, Core<M>>,
 }
@@ -28,6 +30,7 @@ impl<M: StateMachine> ReplicaHandle<M> {
         };
         Ok(ReplicaHandle {
             log: shared.log.clone(),
+            known: Known::default(),
             shared: shared.clone(),
             replica,
             reader,
@@ -92,24 +95,29 @@ impl<M: StateMachine> ReplicaHandle<M> {
     /// # Errors
     /// No replica is left, or one holds up the log; the error has the operation.
     pub fn submit(&mut self, mut op: M::Op) -> Result<Seq, WriteError<M::Op>> {
-        let shared = &*self.shared;
-        let (mut backoff, mut since) = (Backoff::new(), None);
+        let (shared, known) = (&*self.shared, &mut self.known);
+        let (mut backoff, mut since, mut released) = (Backoff::new(), None, None);
+        known.end = known.end.max(self.reader.position());
         loop {
             step("a submission");
-            if shared.log.subscribers() == 0 {
+            if !shared.log.has_cursors() {
                 let why = ReplicatedError::NoReplicaLeft;
                 return Err(WriteError { op: Some(op), why });
             }
-            if let Some(mut publisher) = shared.publisher.try_take() {
-                match publisher.try_publish(op) {
-                    Ok(position) => return Ok(position),
-                    Err(full) => op = full.into_inner(),
+            let published = self
+                .log
+                .publish(known, &mut Vec::new(), op, |op| released = Some(op));
+            op = match published {
+                Ok(position) => {
+                    drop_quietly(released);
+                    return Ok(position);
                 }
-                drop(publisher);
-                if let Err(why) = shared.make_room(None, &mut since) {
-                    return Err(WriteError { op: Some(op), why });
-                }
-            }
+                Err((Refusal::Busy, op)) => op,
+                Err((Refusal::Full, op)) => match shared.make_room(None, &mut since) {
+                    Ok(()) => op,
+                    Err(why) => return Err(WriteError { op: Some(op), why }),
+                },
+            };
             backoff.wait();
         }
     }
@@ -124,17 +132,24 @@ impl<M: StateMachine> ReplicaHandle<M> {
     /// Every replica has failed.
     #[inline]
     pub fn read<R>(&mut self, read: impl FnOnce(&M) -> R) -> Result<R, ReplicatedError> {
+        let position = self.reader.position();
         if is_planted(Fault::TailTooLate) {
             let seen = self.read_from(0, read);
-            self.read_from(self.log.end(), |_| ())?;
+            self.read_from(self.log.end(position), |_| ())?;
             return seen;
         }
-        let tail = self.log.end();
+        let is_behind = self.log.is_published(position);
         step("a reader knows the tail");
         if is_planted(Fault::ReaderDoesNotHelp) {
             return self.read_from(0, read);
         }
-        self.read_from(tail, read)
+        if !is_behind
+            && let Some(state) = self.reader.try_read()
+            && let Some(state) = &*state
+        {
+            return Ok(read(state));
+        }
+        self.read_slowly(self.log.end(position), read)
     }
 
     /// Reads the state of this replica as it is, which may lack changes that others have seen. Does
@@ -157,7 +172,7 @@ impl<M: StateMachine> ReplicaHandle<M> {
         position: Seq,
         read: impl FnOnce(&M) -> R,
     ) -> Result<R, ReplicatedError> {
-        if position >= self.log.end() {
+        if position >= END || !self.log.is_published(position) {
             return Err(ReplicatedError::NotPublished { position });
         }
         self.read_from(position + 1, read)

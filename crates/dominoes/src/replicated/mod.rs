@@ -1,17 +1,17 @@
 //! [`Replicated`]: any state, copied for each NUMA node or core, with local reads.
 //!
 //! Each replica is a copy of the state. Every change is an operation in one log, which each replica
-//! applies in order. A read needs no entry of the log: it looks how far the log is published,
-//! applies the log to the replica of this core up to there, unless another thread has, and reads
-//! that replica. This is node replication (Calciu et al., "Black-box Concurrent Data Structures for
-//! NUMA Architectures", ASPLOS 2017), over the log of this crate.
+//! applies in order. A read needs no entry of the log: it looks whether the replica of this core
+//! lacks a published one, applies the log to the replica if so, unless another thread has, and
+//! reads it. This is node replication (Calciu et al., "Black-box Concurrent Data Structures for
+//! NUMA Architectures", ASPLOS 2017).
 //!
 //! It needs no threads: a thread that needs a replica's state applies the log to it. Handles of one
 //! replica combine their writes: one thread, the combiner, publishes all that the others posted, in
 //! one batch, applies it and hands out the answers. [`Group`](crate::Group) is the counterpart with
 //! a thread for each replica, for work on the entries; nothing outside its threads can read its
-//! states, so this module uses the log, its subscriptions and
-//! [`Fingerprints`](crate::Fingerprints), and not the group.
+//! states. Nor is the log that of a group, whose threads publish and read many entries at a time:
+//! here each write and each read looks at one entry.
 //!
 //! # Guarantees
 //!
@@ -51,6 +51,8 @@ mod collections;
 mod handle;
 #[cfg(test)]
 mod linearizable;
+#[expect(unsafe_code, reason = "it decides who accesses which entry of the log")]
+mod op_log;
 mod replica;
 #[expect(unsafe_code, reason = "it lends the state to readers or to one writer")]
 mod state_lock;
@@ -151,6 +153,13 @@ pub enum ReplicatedError {
         /// The replica.
         replica: usize,
     },
+    /// The system refuses membarrier(2), by which a writer of this replica reaches its readers: it
+    /// permitted it at first, and now filters the calls of this process. The replica is out of use;
+    /// others continue, and those with one handle need no fence.
+    NoFence {
+        /// The replica.
+        replica: usize,
+    },
     /// Every replica has failed: the state is lost.
     NoReplicaLeft,
 }
@@ -172,6 +181,7 @@ impl fmt::Display for ReplicatedError {
                 write!(f, "replica {replica} panicked at position {position}")
             }
             ClonePanicked { replica } => write!(f, "cloning replica {replica} panicked"),
+            NoFence { replica } => write!(f, "the system refuses the fence of replica {replica}"),
             NoReplicaLeft => f.write_str("every replica has failed"),
         }
     }
@@ -336,7 +346,7 @@ impl<M: StateMachine> Replicated<M> {
         let counts = &self.shared.counts;
         let replicas = self.shared.replicas.iter();
         ReplicatedStats {
-            published: self.shared.log.end(),
+            published: self.shared.end(),
             replicas: replicas
                 .map(|replica| (replica.status(), replica.state.position()))
                 .collect(),

@@ -7,11 +7,12 @@
 
 use super::{
     Pieces, ReplicatedError, StateMachine, WriteError,
-    state_lock::{CoreGuard, MAX_READERS, StateLock},
+    op_log::{Cursor, OpLog, Refusal},
+    state_lock::{CoreGuard, MAX_READERS, StateLock, Unwritable},
     steps::{Fault, is_planted, step},
 };
 use crate::{
-    Exclusive, Fingerprints, Log, Publisher, Seq, SpinYield, Subscription,
+    Exclusive, Fingerprints, Seq,
     sync::{Arc, AtomicU8, AtomicU64, Ordering, spin_loop, thread},
     wait::pause,
 };
@@ -49,7 +50,7 @@ impl Backoff {
 }
 
 /// Drops a value of the user, whose destructor may panic.
-fn drop_quietly<T>(value: T) {
+pub(super) fn drop_quietly<T>(value: T) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
         std::mem::forget(payload);
     }
@@ -164,10 +165,12 @@ impl<M: StateMachine> Post<M> {
 /// What the combiner of a replica holds.
 pub(super) struct Core<M: StateMachine> {
     /// Where the replica is in the log; `None` if it has no state.
-    subscription: Option<Subscription<M::Op, SpinYield>>,
+    cursor: Option<Cursor<M::Op>>,
     /// Operations of others that are not published yet, and the posts that they are from.
     batch: Vec<M::Op>,
     owners: Vec<usize>,
+    /// Operations that have left the log.
+    released: Vec<M::Op>,
 }
 
 /// A replica's state, `None` if it has none, and its core.
@@ -186,9 +189,10 @@ pub(super) struct LocalReplica<M: StateMachine> {
 impl<M: StateMachine> LocalReplica<M> {
     pub(super) fn new() -> Self {
         let core = Core {
-            subscription: None,
+            cursor: None,
             batch: Vec::with_capacity(MAX_READERS),
             owners: Vec::with_capacity(MAX_READERS),
+            released: Vec::with_capacity(MAX_READERS),
         };
         LocalReplica {
             state: Arc::new(StateLock::new(None, core)),
@@ -241,18 +245,13 @@ impl<M: StateMachine> LocalReplica<M> {
 }
 
 /// A copy of a state, and its place in the log.
-type Copied<M> = (M, Subscription<<M as StateMachine>::Op, SpinYield>);
+type Copied<M> = (M, Cursor<<M as StateMachine>::Op>);
 
 /// Takes the operations published below `to` into a copy.
-fn follow<M: StateMachine>(
-    pieces: &mut (dyn Pieces<M> + '_),
-    subscription: &mut Subscription<M::Op, SpinYield>,
-    to: Seq,
-) {
-    let end = subscription.poll().min(to);
-    let (head, rest) = subscription.slices(subscription.position(), end);
-    head.iter().chain(rest).for_each(|op| pieces.apply(op));
-    subscription.advance_to(end);
+fn follow<M: StateMachine>(pieces: &mut (dyn Pieces<M> + '_), cursor: &mut Cursor<M::Op>, to: Seq) {
+    let end = cursor.poll().min(to);
+    cursor.operations(end).for_each(|op| pieces.apply(op));
+    cursor.advance_to(end);
 }
 
 /// Compares replicas by fingerprints of their states.
@@ -278,9 +277,7 @@ impl Counts {
 }
 
 pub(super) struct Shared<M: StateMachine> {
-    pub(super) log: Log<M::Op, SpinYield>,
-    /// The only publisher of the log. So a reader finds the end of the log by one load.
-    pub(super) publisher: CachePadded<Exclusive<Publisher<M::Op, SpinYield>>>,
+    pub(super) log: Arc<OpLog<M::Op>>,
     pub(super) replicas: Box<[LocalReplica<M>]>,
     pub(super) patience: Duration,
     pub(super) watch: Option<Watch<M>>,
@@ -300,12 +297,15 @@ enum Readers {
 
 impl<M: StateMachine> Shared<M> {
     /// Gives the first state to a replica.
-    pub(super) fn install(&self, id: usize, state: M) -> Result<(), ReplicatedError> {
-        let subscription = self.log.subscribe();
-        let subscription = subscription.map_err(|_| ReplicatedError::NoReplicaSlot)?;
-        let mut core = self.core(id);
-        self.place_state(id, &mut core, state, subscription);
-        Ok(())
+    pub(super) fn install(&self, state: M, cursor: Cursor<M::Op>) -> Result<(), ReplicatedError> {
+        let mut core = self.core(0);
+        self.place_state(0, &mut core, state, cursor)
+    }
+
+    /// How far the log is published.
+    pub(super) fn end(&self) -> Seq {
+        let positions = self.replicas.iter().map(|it| it.state.position());
+        self.log.end(positions.max().unwrap_or(0))
     }
 
     /// Waits for the core of a replica.
@@ -319,32 +319,41 @@ impl<M: StateMachine> Shared<M> {
         id: usize,
         core: &mut Holder<'_, M>,
         state: M,
-        subscription: Subscription<M::Op, SpinYield>,
-    ) {
-        let position = subscription.position();
-        let before = Self::replace(core, Some(state));
+        cursor: Cursor<M::Op>,
+    ) -> Result<(), ReplicatedError> {
+        let position = cursor.position();
+        let before = Self::replace(id, core, Some(state))?;
         core.set_position(position);
         core.clear_suspicion();
-        core.subscription = Some(subscription);
+        core.cursor = Some(cursor);
         self.replicas[id].set_status(ReplicaStatus::Active);
         drop_quietly(before);
+        Ok(())
     }
 
     /// Replaces a state once its readers have left. Readers of the old one stay out until the core
     /// is released.
-    fn replace(core: &mut Holder<'_, M>, state: Option<M>) -> Option<M> {
+    fn replace(
+        id: usize,
+        core: &mut Holder<'_, M>,
+        state: Option<M>,
+    ) -> Result<Option<M>, ReplicatedError> {
         let mut backoff = Backoff::new();
         let write = core.write(|| {
             backoff.wait();
             true
         });
-        let (place, _) = write.expect("it waits for the readers");
-        std::mem::replace(place, state)
+        match write {
+            Ok((place, _)) => Ok(std::mem::replace(place, state)),
+            Err(_) => Err(ReplicatedError::NoFence { replica: id }),
+        }
     }
 
-    /// Takes the state of a replica away, and its place in the log.
+    /// Takes the state of a replica away, and its place in the log. If the system refuses the fence
+    /// for that, the state stays, and no new reader gets it.
     pub(super) fn remove_state(&self, id: usize, core: &mut Holder<'_, M>, status: ReplicaStatus) {
-        let state = Self::replace(core, None);
+        let state = Self::replace(id, core, None);
+        core.suspect();
         self.leave_log(id, core, status);
         drop_quietly(state);
     }
@@ -355,7 +364,7 @@ impl<M: StateMachine> Shared<M> {
         if let Some(watch) = &self.watch {
             watch.prints.forget(id);
         }
-        drop_quietly(core.subscription.take());
+        core.cursor = None;
     }
 
     /// Applies everything published to a replica. Calls `answer` with each answer and its position.
@@ -368,11 +377,11 @@ impl<M: StateMachine> Shared<M> {
         readers: Readers,
         mut answer: impl FnMut(Seq, M::Answer),
     ) -> Result<bool, ReplicatedError> {
-        let Some(subscription) = &mut core.subscription else {
+        let Some(cursor) = &mut core.cursor else {
             return Ok(true);
         };
-        let end = subscription.poll();
-        let from = subscription.position();
+        let end = cursor.poll();
+        let from = cursor.position();
         if from == end {
             return Ok(true);
         }
@@ -383,16 +392,21 @@ impl<M: StateMachine> Shared<M> {
             backoff.wait();
             readers == Readers::Await || looks < LOOKS
         });
-        let Some((place, inside)) = write else {
-            return Ok(false);
+        let (place, inside) = match write {
+            Ok(inside) => inside,
+            Err(Unwritable::IsRead) => return Ok(false),
+            Err(Unwritable::NoFence) => {
+                core.suspect();
+                self.leave_log(id, core, ReplicaStatus::Poisoned);
+                return Err(ReplicatedError::NoFence { replica: id });
+            }
         };
-        let (Some(state), Some(subscription)) = (&mut *place, &mut inside.subscription) else {
+        let (Some(state), Some(cursor)) = (&mut *place, &mut inside.cursor) else {
             return Ok(true);
         };
         let at = Cell::new(from);
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let (head, rest) = subscription.slices(from, end);
-            for op in head.iter().chain(rest) {
+            for op in cursor.operations(end) {
                 answer(at.get(), state.apply(op));
                 at.set(at.get() + 1);
                 if let Some(watch) = &self.watch
@@ -404,7 +418,7 @@ impl<M: StateMachine> Shared<M> {
         }));
         match outcome {
             Ok(()) => {
-                subscription.advance_to(end);
+                cursor.advance_to(end);
                 core.set_position(end);
                 Ok(true)
             }
@@ -454,9 +468,8 @@ impl<M: StateMachine> Shared<M> {
         for from in (0..self.replicas.len()).filter(|from| *from != id) {
             match catch_unwind(AssertUnwindSafe(|| self.copy(from))) {
                 Ok(Some(copied)) => {
-                    let (state, subscription) = copied?;
-                    self.place_state(id, core, state, subscription);
-                    return Ok(());
+                    let (state, cursor) = copied?;
+                    return self.place_state(id, core, state, cursor);
                 }
                 // It is none to copy from.
                 Ok(None) => {}
@@ -491,7 +504,7 @@ impl<M: StateMachine> Shared<M> {
     /// loses it before the last piece is copied.
     fn copy(&self, from: usize) -> Option<Result<Copied<M>, ReplicatedError>> {
         let mut source = self.source(from, || ())?;
-        let Ok(mut fork) = source.subscription.as_ref()?.fork() else {
+        let Some(mut fork) = source.cursor.as_ref()?.fork() else {
             return Some(Err(ReplicatedError::NoReplicaSlot));
         };
         let state = source.state().as_ref()?;
@@ -510,7 +523,7 @@ impl<M: StateMachine> Shared<M> {
             (0..=Backoff::SPINS).for_each(|_| backoff.wait());
             // The thread that has the core may wait for room in the log, and the copy holds it up.
             source = self.source(from, || follow(&mut *pieces, &mut fork, Seq::MAX))?;
-            let position = source.subscription.as_ref()?.position();
+            let position = source.cursor.as_ref()?.position();
             follow(&mut *pieces, &mut fork, position);
         }
     }
@@ -525,6 +538,7 @@ impl<M: StateMachine> Shared<M> {
             ReplicaStatus::Active => Ok(()),
             ReplicaStatus::Absent => Err(ReplicatedError::Left { replica: id }),
             ReplicaStatus::Poisoned => {
+                drop_quietly(Self::replace(id, core, None)?);
                 self.adopt(id, core)?;
                 Counts::add(&self.counts.repaired);
                 Ok(())
@@ -606,32 +620,31 @@ impl<M: StateMachine> Shared<M> {
         core: &mut Holder<'_, M>,
         own: M::Op,
     ) -> Result<(Seq, u64), (M::Op, ReplicatedError)> {
-        let n = core.batch.len();
-        let (mut backoff, mut since) = (Backoff::new(), None);
+        // Their destructors, which are the user's, run before anything is published.
+        core.released.clear();
+        let (mut own, mut since, mut backoff) = (own, None, Backoff::new());
         loop {
-            if let Some(mut publisher) = self.publisher.try_take() {
-                if publisher.has_room(n + 1) {
-                    let first = publisher.next_seq();
-                    if n > 0 {
-                        core.batch.push(own);
-                        let published = publisher.try_publish_all(core.batch.drain(..));
-                        debug_assert!(published.is_ok(), "there is room, and the log stays open");
-                    } else if let Err(full) = publisher.try_publish(own) {
-                        debug_assert!(false, "there is room, and the log stays open");
-                        return Err((full.into_inner(), ReplicatedError::NoReplicaLeft));
+            let inside = &mut **core;
+            let Some(cursor) = &mut inside.cursor else {
+                return Err((own, ReplicatedError::Left { replica: id }));
+            };
+            let n = inside.batch.len() as u64;
+            let released = |op| inside.released.push(op);
+            own = match cursor.publish(&mut inside.batch, own, released) {
+                Ok(first) => return Ok((first, n)),
+                Err((Refusal::Busy, own)) => own,
+                Err((Refusal::Full, own)) => {
+                    // Readers may come while this thread waits.
+                    core.open();
+                    let applied = self.apply(id, core, Readers::Try, |_, _| ());
+                    let room = applied.and_then(|_| self.make_room(Some(id), &mut since));
+                    if let Err(why) = room {
+                        return Err((own, why));
                     }
-                    return Ok((first, n as u64));
+                    core.open();
+                    own
                 }
-                drop(publisher);
-                // Readers may come while this thread waits.
-                core.open();
-                let applied = self.apply(id, core, Readers::Try, |_, _| ());
-                let room = applied.and_then(|_| self.make_room(Some(id), &mut since));
-                if let Err(why) = room {
-                    return Err((own, why));
-                }
-                core.open();
-            }
+            };
             backoff.wait();
         }
     }
@@ -718,7 +731,40 @@ impl<M: StateMachine> Drop for Combined<'_, M> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::replicated::{MapOp, Replicated, barrier};
     use std::collections::BTreeMap;
+
+    #[test]
+    fn a_replica_whose_readers_no_fence_reaches_leaves_the_others_alone() {
+        if !barrier::is_available() {
+            return println!("skipped: the system has no membarrier(2)");
+        }
+        let builder = Replicated::builder(BTreeMap::<u8, u8>::new());
+        let replicas = builder.replicas(2).capacity(4).build().unwrap();
+        let mut writer = replicas.handle_on(0).unwrap();
+        let mut other = replicas.handle_on(1).unwrap();
+        // Without another reader, this makes the replica quiet.
+        assert_eq!(writer.write(MapOp::Insert(1, 1)), Ok(None));
+        let mut reader = replicas.handle_on(0).unwrap();
+        assert_eq!(reader.read(BTreeMap::len), Ok(1));
+        barrier::REFUSES.set(true);
+        let why = ReplicatedError::NoFence { replica: 0 };
+        let insert = |value| MapOp::Insert(1, value);
+        let lost = Err(WriteError { op: None, why });
+        assert_eq!(writer.write(insert(2)), lost);
+        let op = Some(insert(3));
+        assert_eq!(writer.write(insert(3)), Err(WriteError { op, why }));
+        assert_eq!(reader.read(BTreeMap::len), Err(why));
+        for value in 3..20 {
+            assert_eq!(other.write(insert(value)), Ok(Some(value - 1)));
+        }
+        assert_eq!(replicas.leave(0), Ok(()));
+        assert_eq!(reader.read(|map| map[&1]), Ok(19), "it has moved");
+        assert_eq!(replicas.join(), Err(why));
+        barrier::REFUSES.set(false);
+        assert_eq!(replicas.join(), Ok(0));
+        assert_eq!(writer.write(insert(20)), Ok(Some(19)));
+    }
 
     #[test]
     fn handles_leave_the_core_to_a_thread_that_awaits_it() {

@@ -269,6 +269,15 @@ impl<T, C> Drop for StateReadGuard<'_, T, C> {
     }
 }
 
+/// Why the holder of the core cannot write to the state.
+#[derive(Debug)]
+pub(super) enum Unwritable {
+    /// Readers stay.
+    IsRead,
+    /// The system refuses the [heavy](barrier::heavy) fence, so readers may be there unseen.
+    NoFence,
+}
+
 /// The core of a replica. Its holder is the only writer of the state.
 pub(super) struct CoreGuard<'a, T, C> {
     lock: &'a StateLock<T, C>,
@@ -287,10 +296,10 @@ impl<'a, T, C> CoreGuard<'a, T, C> {
 
     /// Shuts new readers out, and waits until the others have left: calls `wait` between two looks,
     /// and lets readers in again and gives up if that returns false.
-    ///
-    /// # Panics
-    /// If the system refuses the [heavy](barrier::heavy) fence.
-    pub(super) fn write(&mut self, mut wait: impl FnMut() -> bool) -> Option<(&mut T, &mut C)> {
+    pub(super) fn write(
+        &mut self,
+        mut wait: impl FnMut() -> bool,
+    ) -> Result<(&mut T, &mut C), Unwritable> {
         let lock = self.lock;
         if lock.holder.load(Ordering::Relaxed) == OPEN {
             exchange_before_loads(&lock.holder, OPEN, CLOSED);
@@ -305,7 +314,7 @@ impl<'a, T, C> CoreGuard<'a, T, C> {
                 lock.quiet.store(false, Ordering::Relaxed);
                 if !barrier::heavy() {
                     lock.quiet.store(true, Ordering::Relaxed);
-                    panic!("the system no longer permits membarrier(2)");
+                    return Err(Unwritable::NoFence);
                 }
             } else if barrier::is_available() {
                 lock.quiet.store(true, Ordering::Relaxed);
@@ -319,14 +328,14 @@ impl<'a, T, C> CoreGuard<'a, T, C> {
                 left &= left - 1;
             } else if !wait() {
                 self.open();
-                return None;
+                return Err(Unwritable::IsRead);
             }
         }
         lock.shadow.write(0);
         lock.shadow.write(1);
         // SAFETY: the holder of the core is the only writer, all readers have left, and the guard
         // is borrowed mutably. State and core are two values.
-        Some(unsafe { (&mut *lock.state.get(), &mut *lock.core.get()) })
+        Ok(unsafe { (&mut *lock.state.get(), &mut *lock.core.get()) })
     }
 
     /// The state, which may have other readers.
@@ -356,6 +365,12 @@ impl<'a, T, C> CoreGuard<'a, T, C> {
     pub(super) fn set_position(&self, position: Seq) {
         // ORDERING: Release, pairs with the Acquire in `StateLock::position`.
         self.lock.position.store(position, Ordering::Release);
+    }
+
+    /// Shuts readers out, without waiting for those who are there, until the next writer clears the
+    /// suspicion.
+    pub(super) fn suspect(&self) {
+        self.lock.suspect();
     }
 
     /// The state is a new one.
