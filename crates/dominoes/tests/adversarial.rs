@@ -83,6 +83,13 @@ impl Live {
         self.acting(number, || unwind())
     }
 
+    fn poisoned_if(&self, is_poisoned: bool, number: u64) -> Value {
+        match is_poisoned {
+            true => self.poisoned(number),
+            false => self.value(number),
+        }
+    }
+
     fn alive(&self) -> i64 {
         self.0.load(Relaxed)
     }
@@ -264,11 +271,7 @@ fn a_destructor_that_panics_while_a_publisher_looks_for_room() {
                 let mut subscription = log.subscribe().unwrap();
                 let (mut panics, mut expected) = (0, 0);
                 for number in 0..20 {
-                    let value = if number % 6 == poisoned {
-                        live.poisoned(number)
-                    } else {
-                        live.value(number)
-                    };
+                    let value = live.poisoned_if(number % 6 == poisoned, number);
                     match catch_unwind(AssertUnwindSafe(|| publish(way, &mut publisher, value))) {
                         Ok(true) => {}
                         Ok(false) => unreachable!("everything is released"),
@@ -301,11 +304,7 @@ fn a_destructor_that_panics_while_a_subscription_leaves() {
         let (mut publisher, log) = channel::<Value, SpinYield>(4);
         let subscription = log.subscribe().unwrap();
         for number in 0..4 {
-            let value = if number == poisoned {
-                live.poisoned(number)
-            } else {
-                live.value(number)
-            };
+            let value = live.poisoned_if(number == poisoned, number);
             assert!(publisher.try_publish(value).is_ok());
         }
         assert!(unwinds(|| match poisoned % 2 {
@@ -328,11 +327,7 @@ fn a_destructor_that_panics_while_the_channel_goes() {
         let (mut publisher, log) = channel::<Value, SpinYield>(4);
         let subscription = log.subscribe().unwrap();
         for number in 0..4 {
-            let value = if number == poisoned {
-                live.poisoned(number)
-            } else {
-                live.value(number)
-            };
+            let value = live.poisoned_if(number == poisoned, number);
             assert!(publisher.try_publish(value).is_ok());
         }
         drop((publisher, log));

@@ -3,7 +3,6 @@
 
 mod adversarial;
 mod beside;
-mod drop;
 mod group;
 mod idle;
 mod model;

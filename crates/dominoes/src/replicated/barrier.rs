@@ -7,7 +7,8 @@
 //! compiler.
 //!
 //! Where this system call is missing, and under loom and ThreadSanitizer, which do not know it,
-//! [`is_available`] is false.
+//! [`is_available`] is false. In their place a test in `state_lock.rs` races a reader against
+//! writers.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 

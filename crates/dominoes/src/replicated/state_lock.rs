@@ -403,3 +403,72 @@ impl<T, C> Drop for CoreGuard<'_, T, C> {
         self.lock.holder.store(FREE, Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{hint::spin_loop, thread};
+
+    /// If `heavy` fences nothing, a quarter of the rounds are wrong. Before it raises its flag, the
+    /// reader stores to lines that are in the writer's cache. So it is inside long before its flag
+    /// shows it.
+    #[test]
+    fn a_writer_of_a_quiet_lock_waits_for_a_reader_that_does_not_fence() {
+        if !barrier::is_available() {
+            return println!("skipped: the system has no membarrier(2)");
+        }
+        let lock = Arc::new(StateLock::new(AtomicU64::new(0), ()));
+        let mut reader = StateReader::of(&lock).unwrap();
+        (0..=2 * MANY).for_each(|_| drop(reader.try_read()));
+        assert!(lock.quiet.load(Ordering::Relaxed), "the state is unchanged");
+        let core = || loop {
+            match lock.try_take(None) {
+                Some(core) => break core,
+                None => thread::yield_now(),
+            }
+        };
+        let lines: [CachePadded<AtomicU64>; 16] = Default::default();
+        let store = |value| {
+            lines
+                .iter()
+                .for_each(|it| it.store(value, Ordering::Relaxed))
+        };
+        let (reads, faults) = (AtomicU64::new(0), AtomicU64::new(0));
+        let ends = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ends.load(Ordering::Relaxed) {
+                    store(1);
+                    if let Some(state) = reader.try_read() {
+                        let before = state.load(Ordering::Relaxed);
+                        (0..10).for_each(|_| spin_loop());
+                        let is_wrong = state.load(Ordering::Relaxed) != before;
+                        faults.fetch_add(u64::from(is_wrong), Ordering::Relaxed);
+                    }
+                    reads.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            for round in 0..1_000 {
+                let guard = core();
+                lock.quiet.store(true, Ordering::Relaxed);
+                drop(guard);
+                // The reader reads twice, if it runs now.
+                let before = reads.load(Ordering::Relaxed);
+                let mut spins = 0..1000;
+                while spins.next().is_some() && reads.load(Ordering::Relaxed) < before + 2 {
+                    spin_loop();
+                }
+                (0..round % 64).for_each(|_| spin_loop());
+                store(2);
+                let mut guard = core();
+                let write = guard.write(|| {
+                    thread::yield_now();
+                    true
+                });
+                *write.unwrap().0.get_mut() += 1;
+            }
+            ends.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(faults.into_inner(), 0, "writes during a read");
+    }
+}
