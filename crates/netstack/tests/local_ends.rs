@@ -6,8 +6,8 @@
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use dominoes_netstack::SocketError;
 use dominoes_netstack::variants::Setup;
+use dominoes_netstack::{Families, SocketError, UdpSocket};
 use dominoes_testkit::hand::{self, Wired, address, address_v6};
 
 const PORT: u16 = 7;
@@ -124,5 +124,58 @@ fn a_socket_takes_and_sends_by_the_address_that_it_is_bound_to() {
         assert_eq!(foreign.kind(), ErrorKind::AddrNotAvailable);
         let taken = sockets.listen_on(at, 8).unwrap_err();
         assert_eq!(taken.kind(), ErrorKind::AddrInUse);
+    }
+}
+
+#[test]
+fn sockets_that_share_a_port_take_what_they_are_meant_for() {
+    for mut fixture in Wired::all(setup) {
+        let (sockets, peer) = (fixture.sockets(), fixture.peer());
+        let mut senders: Vec<_> = (0..16).map(|_| peer.bind_udp(0).unwrap()).collect();
+        let (any, all): (SocketAddr, _) = ("0.0.0.0:3000".parse().unwrap(), Families::Both);
+        let here = SocketAddr::new(address(true, 0, 1), 3000);
+        let [newest, balanced] = [(true, false), (false, true)];
+        let bind = |at: SocketAddr, how| sockets.bind_udp_shared(at, all, how);
+        // Each takes the datagrams of all senders; returns how many each of `takers` has got.
+        let mut send = |to: SocketAddr, takers: &mut [&mut UdpSocket]| -> Vec<usize> {
+            for sender in &mut senders {
+                sender.try_send_to(b"one", to).unwrap();
+            }
+            fixture.turn();
+            let count = |taker: &mut UdpSocket| {
+                core::iter::from_fn(|| taker.try_recv_from(&mut [0; 8]).ok()).count()
+            };
+            takers.iter_mut().map(|taker| count(taker)).collect()
+        };
+        let mut first = bind(any, newest).unwrap();
+        for refused in [(false, false), balanced] {
+            assert_eq!(bind(here, refused).err(), Some(SocketError::PortTaken));
+        }
+        let mut second = bind(any, newest).unwrap();
+        assert_eq!(send(here, &mut [&mut first, &mut second]), [0, 16]);
+        let mut third = bind(here, (true, true)).unwrap();
+        assert_eq!(
+            send(here, &mut [&mut first, &mut second, &mut third]),
+            [0, 0, 16]
+        );
+        drop(third);
+        // The oldest gets its peer's.
+        first
+            .connect(SocketAddr::new(address(true, 0, 2), 4000))
+            .unwrap();
+        assert_eq!(send(here, &mut [&mut first, &mut second]), [0, 16]);
+        drop(second);
+        assert_eq!(send(here, &mut [&mut first]), [0]);
+        drop(first);
+        // A hash of the sender chooses, and each sender's stay together.
+        let mut four: Vec<_> = (0..4)
+            .map(|_| bind(any, balanced))
+            .map(Result::unwrap)
+            .collect();
+        let mut takers: Vec<&mut UdpSocket> = four.iter_mut().collect();
+        let shares = send(here, &mut takers);
+        assert_eq!(shares.iter().sum::<usize>(), 16);
+        assert!(shares.iter().all(|share| *share < 16), "{shares:?}");
+        assert_eq!(send(here, &mut takers), shares);
     }
 }

@@ -128,11 +128,27 @@ impl Queues {
     }
 }
 
+/// Whether other sockets may have the port of a socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sharing {
+    /// With sockets that do so, too; the newest takes a datagram.
+    pub(crate) newest: bool,
+    /// With sockets that do so, too; a hash of the sender chooses.
+    pub(crate) balanced: bool,
+}
+
+impl Sharing {
+    const fn is_allowed_beside(self, other: Sharing) -> bool {
+        self.newest && other.newest || self.balanced && other.balanced
+    }
+}
+
 /// The places and ports in use. Accessed when a socket begins or ends, never for a datagram.
 #[derive(Debug, Default)]
 pub(crate) struct Bindings {
-    /// The bindings of the sockets at a port. No datagram to one host matches two of them.
-    ports: HashMap<u16, Vec<Binding>>,
+    /// The bindings of the sockets at a port. A datagram to one host matches two of them only if
+    /// both share the port.
+    ports: HashMap<u16, Vec<(Binding, Sharing)>>,
     /// Places that have been used and are free again.
     free: Vec<ConnId>,
     /// Places that not all groups have finished with, and how many groups have.
@@ -142,7 +158,7 @@ pub(crate) struct Bindings {
     /// Ports chosen so far, so that the next choice differs.
     chosen: u64,
     /// Port and binding of each socket, needed only to unbind it.
-    ports_by_socket: HashMap<ConnId, (u16, Binding)>,
+    ports_by_socket: HashMap<ConnId, (u16, Binding, Sharing)>,
 }
 
 impl Bindings {
@@ -150,7 +166,7 @@ impl Bindings {
     /// a hash of the count of choices that an attacker cannot know (RFC 6056 section 3.3.1).
     pub(crate) fn bind(
         &mut self,
-        (port, binding): (u16, Binding),
+        (port, binding, sharing): (u16, Binding, Sharing),
         limits: &Limits,
         random: impl Fn(u64) -> u64,
     ) -> Result<(ConnId, u16), SocketError> {
@@ -158,7 +174,7 @@ impl Bindings {
             0 => self.choose(random).ok_or(SocketError::NoPort)?,
             port => port,
         };
-        Ok((self.take(port, binding, limits)?, port))
+        Ok((self.take(port, (binding, sharing), limits)?, port))
     }
 
     /// As [`Bindings::bind`], for this very port, or
@@ -166,10 +182,10 @@ impl Bindings {
     pub(crate) fn take(
         &mut self,
         port: u16,
-        binding: Binding,
+        (binding, sharing): (Binding, Sharing),
         limits: &Limits,
     ) -> Result<ConnId, SocketError> {
-        if self.is_taken(port, &binding) {
+        if self.is_taken(port, &binding, sharing) {
             return Err(SocketError::PortTaken);
         }
         let socket = match self.free.pop() {
@@ -183,14 +199,19 @@ impl Bindings {
             }
             None => return Err(SocketError::TooManySockets),
         };
-        self.ports.entry(port).or_default().push(binding);
-        self.ports_by_socket.insert(socket, (port, binding));
+        let of_port = self.ports.entry(port).or_default();
+        of_port.push((binding, sharing));
+        self.ports_by_socket
+            .insert(socket, (port, binding, sharing));
         Ok(socket)
     }
 
-    fn is_taken(&self, port: u16, binding: &Binding) -> bool {
+    fn is_taken(&self, port: u16, binding: &Binding, sharing: Sharing) -> bool {
+        let excludes = |(other, its): &(Binding, Sharing)| {
+            other.overlaps(binding) && !its.is_allowed_beside(sharing)
+        };
         let of_port = self.ports.get(&port);
-        of_port.is_some_and(|of_port| of_port.iter().any(|other| other.overlaps(binding)))
+        of_port.is_some_and(|of_port| of_port.iter().any(excludes))
     }
 
     fn choose(&mut self, random: impl Fn(u64) -> u64) -> Option<u16> {
@@ -201,11 +222,14 @@ impl Bindings {
 
     /// Removes an ended socket from its port.
     pub(crate) fn unbind(&mut self, socket: ConnId) {
-        let Some((port, binding)) = self.ports_by_socket.remove(&socket) else {
+        let Some((port, binding, sharing)) = self.ports_by_socket.remove(&socket) else {
             return;
         };
         if let Some(of_port) = self.ports.get_mut(&port) {
-            of_port.retain(|other| *other != binding);
+            // Others may have the same.
+            if let Some(at) = of_port.iter().position(|one| *one == (binding, sharing)) {
+                of_port.swap_remove(at);
+            }
             if of_port.is_empty() {
                 self.ports.remove(&port);
             }
@@ -233,8 +257,8 @@ mod tests {
     }
 
     /// A port, with a binding to all addresses.
-    fn all(port: u16) -> (u16, Binding) {
-        (port, Binding::default())
+    fn all(port: u16) -> (u16, Binding, Sharing) {
+        (port, Binding::default(), Sharing::default())
     }
 
     #[test]

@@ -79,9 +79,9 @@ pub(crate) enum Command {
     Bind {
         socket: ConnId,
         port: u16,
-        /// The datagrams that it takes. `None` if it takes none, because it is bound to another
-        /// interface.
-        binding: Option<Binding>,
+        /// The datagrams that it takes, and whether it shares them with others by a hash of the
+        /// sender. `None` if it takes none, because it is bound to another interface.
+        binding: Option<(Binding, bool)>,
     },
     Connect {
         socket: ConnId,

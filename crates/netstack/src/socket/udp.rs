@@ -30,6 +30,7 @@ use super::shared::{Shared, UserId};
 use super::wait::WaitPolicy;
 use crate::error::SocketError;
 use crate::io::stream::DeliveryCursor;
+use crate::io::udp_queues::Sharing;
 use crate::io::world::{Command, World};
 use crate::keys::KeyUse;
 use crate::log::request::{ALL_PORTS, Binding, ConnId, Families};
@@ -57,7 +58,7 @@ impl Sockets {
     /// # Errors
     /// As [`Sockets::bind_udp`].
     pub fn bind_udp_for(&self, families: Families, port: u16) -> Result<UdpSocket, SocketError> {
-        self.bind_udp_at(None, families.into(), Some(port))
+        self.bind_udp_at((None, families.into()), Some(port), Sharing::default())
     }
 
     /// As [`Sockets::bind_udp`], only for datagrams to one of our addresses, which may be local
@@ -69,8 +70,33 @@ impl Sockets {
     /// # Errors
     /// As [`Sockets::bind_udp`]; [`SocketError::NotOurs`].
     pub fn bind_udp_on(&self, local: SocketAddr) -> Result<UdpSocket, SocketError> {
-        let (interface, binding) = self.check_local(local.ip())?;
-        self.bind_udp_at(interface, binding, Some(local.port()))
+        let place = self.check_local(local.ip())?;
+        self.bind_udp_at(place, Some(local.port()), Sharing::default())
+    }
+
+    /// As [`Sockets::bind_udp_on`], or as [`Sockets::bind_udp_for`] if the address is unspecified,
+    /// with a port that other sockets of this function may have, too. `newest` and `balanced` are
+    /// as `SO_REUSEADDR` and `SO_REUSEPORT` of Linux: both sockets must have set one of them.
+    ///
+    /// If several sockets could take a datagram, one that is connected to its sender precedes one
+    /// that is bound to its destination, and this precedes the others. Among equal ones, a hash of
+    /// the sender chooses if all are `balanced`; otherwise the newest takes it. Broadcast and
+    /// multicast datagrams go to all.
+    ///
+    /// # Errors
+    /// As [`Sockets::bind_udp_on`].
+    pub fn bind_udp_shared(
+        &self,
+        local: SocketAddr,
+        families: Families,
+        (newest, balanced): (bool, bool),
+    ) -> Result<UdpSocket, SocketError> {
+        let place = match local.ip().is_unspecified() {
+            true => (None, families.into()),
+            false => self.check_local(local.ip())?,
+        };
+        let sharing = Sharing { newest, balanced };
+        self.bind_udp_at(place, Some(local.port()), sharing)
     }
 
     /// Binds a UDP socket to all ports: it gets the datagrams that no other socket takes, with
@@ -100,16 +126,16 @@ impl Sockets {
     /// [`SocketError::PortTaken`] if there is such a socket; [`SocketError::TooManySockets`];
     /// [`SocketError::Down`].
     pub fn bind_any(&self) -> Result<UdpSocket, SocketError> {
-        self.bind_udp_at(None, Families::Both.into(), None)
+        self.bind_udp_at((None, Families::Both.into()), None, Sharing::default())
     }
 
     /// As [`Sockets::bind_udp_for`], at one of several interfaces; `None`: as
     /// [`Sockets::bind_any`].
     pub(super) fn bind_udp_at(
         &self,
-        interface: Option<usize>,
-        binding: Binding,
+        (interface, binding): (Option<usize>, Binding),
         port: Option<u16>,
+        sharing: Sharing,
     ) -> Result<UdpSocket, SocketError> {
         self.check_up()?;
         let world = self.world();
@@ -117,8 +143,11 @@ impl Sockets {
         let random = |count| world.random_port(KeyUse::UdpPort, count);
         let (bindings, limits) = (&mut table.bindings, &world.limits);
         let (socket, port) = match port {
-            Some(port) => bindings.bind((port, binding), limits, random)?,
-            None => (bindings.take(ALL_PORTS, binding, limits)?, ALL_PORTS),
+            Some(port) => bindings.bind((port, binding, sharing), limits, random)?,
+            None => (
+                bindings.take(ALL_PORTS, (binding, sharing), limits)?,
+                ALL_PORTS,
+            ),
         };
         // While the socket table is held, so that sockets begin and end in the same order in all
         // pumps.
@@ -127,7 +156,7 @@ impl Sockets {
             world.command(Command::Bind {
                 socket,
                 port,
-                binding: takes.then_some(binding),
+                binding: takes.then_some((binding, sharing.balanced)),
             });
         }
         drop(table);

@@ -5,6 +5,7 @@
 //! equals every replica's.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
 use dominoes_drivers::GsoKind;
@@ -38,6 +39,8 @@ struct Bound {
     port: u16,
     /// Which datagrams it takes.
     binding: Binding,
+    /// Whether it shares them with sockets of the same binding by a hash of the sender.
+    is_balanced: bool,
     /// The only peer whose datagrams it takes, if it is connected.
     remote: Option<Endpoint>,
     /// The offset up to which its send ring was published.
@@ -62,9 +65,9 @@ impl Bound {
 pub(crate) struct Datagrams {
     /// Sockets by place.
     places: Vec<Option<Bound>>,
-    /// The places of the sockets at a port. At most one of them takes the datagrams to an address.
+    /// The places of the sockets at a port, oldest first.
     ports: HashMap<u16, Vec<u32>>,
-    /// The last endpoint of ours that was looked up, and the place of its socket.
+    /// The last endpoint of ours that was looked up, and the place of its only socket.
     last: Option<(Endpoint, u32)>,
     open: OpenRun,
     /// Sockets that have more to publish.
@@ -112,8 +115,7 @@ fn payload_of<'a>(stream: &StreamRef<'a>, found: &Found) -> Parts<'a> {
 impl Datagrams {
     /// The socket at place `place` of the table.
     pub(super) fn socket_at(&self, place: u32) -> Option<ConnId> {
-        let bound = self.places.get(place as usize)?.as_ref()?;
-        Some(bound.socket)
+        Some(self.bound(place)?.socket)
     }
 
     fn get(&mut self, socket: ConnId) -> Option<&mut Bound> {
@@ -121,41 +123,94 @@ impl Datagrams {
         (bound.socket == socket).then_some(bound)
     }
 
-    /// The place of the socket that takes datagrams to `local`.
-    fn at(&mut self, local: Endpoint) -> Option<u32> {
+    /// The place of the socket that takes datagrams from `remote` to `local`. If there is only one,
+    /// it may be connected to another peer.
+    #[inline]
+    fn at(&mut self, local: Endpoint, remote: Endpoint) -> Option<u32> {
         if let Some((last, index)) = self.last
             && last == local
         {
             return Some(index);
         }
-        let takes = |index: &&u32| {
-            let bound = self.places.get(**index as usize).and_then(Option::as_ref);
-            bound.is_some_and(|bound| bound.binding.takes(local.address))
+        self.find(local, remote)
+    }
+
+    fn find(&mut self, local: Endpoint, remote: Endpoint) -> Option<u32> {
+        let is_dhcp = self.has_dhcp && matches!(local.port, CLIENT_PORT | CLIENT_PORT_V6);
+        let mut taking = self.taking(local);
+        let index = match (taking.next(), taking.next()) {
+            (None, _) if is_dhcp => return None,
+            (None, _) => {
+                let all = Endpoint::new(local.address, ALL_PORTS);
+                self.taking(all).next()?
+            }
+            (Some(only), None) => only,
+            (Some(_), Some(_)) => return self.best(local, remote),
         };
-        let at = |port| self.ports.get(&port)?.iter().find(takes).copied();
-        let is_dhcp = || self.has_dhcp && matches!(local.port, CLIENT_PORT | CLIENT_PORT_V6);
-        let index = match at(local.port) {
-            None if is_dhcp() => None,
-            found => found.or_else(|| at(ALL_PORTS)),
-        }?;
+        drop(taking);
         self.last = Some((local, index));
         Some(index)
     }
 
+    /// The places of the sockets at the port of `local` that take datagrams to it.
+    fn taking(&self, local: Endpoint) -> impl Iterator<Item = u32> {
+        let places = self.ports.get(&local.port).into_iter().flatten().copied();
+        places.filter(move |index| {
+            let bound = self.bound(*index);
+            bound.is_some_and(|bound| bound.binding.takes(local.address))
+        })
+    }
+
+    /// Of several sockets at a port, the place of the one that takes datagrams from `remote`.
+    #[cold]
+    fn best(&self, local: Endpoint, remote: Endpoint) -> Option<u32> {
+        let rank = |index: u32| {
+            let bound = self.bound(index)?;
+            let takes = bound.remote.is_none_or(|only| only == remote);
+            let rank = (bound.remote.is_some(), bound.binding.address.is_some());
+            takes.then_some((rank, index, bound.is_balanced))
+        };
+        let ranks: Vec<_> = self.taking(local).filter_map(rank).collect();
+        let (highest, ..) = ranks.iter().max_by_key(|(rank, ..)| *rank)?;
+        let equal: Vec<_> = ranks.iter().filter(|(rank, ..)| rank == highest).collect();
+        let hash = || BuildHasherDefault::<DefaultHasher>::default().hash_one(remote);
+        let chosen = match equal.iter().all(|(.., is_balanced)| *is_balanced) {
+            true => hash() as usize % equal.len(),
+            false => equal.len() - 1,
+        };
+        Some(equal[chosen].1)
+    }
+
+    fn bound(&self, place: u32) -> Option<&Bound> {
+        self.places.get(place as usize)?.as_ref()
+    }
+
     /// The socket that takes datagrams to `local`, if it is connected to `remote`.
     fn connected(&mut self, local: Endpoint, remote: Endpoint) -> Option<ConnId> {
-        let index = self.at(local)?;
-        let bound = self.places.get(index as usize)?.as_ref()?;
+        let bound = self.at(local, remote).and_then(|index| self.bound(index))?;
         (bound.remote == Some(remote)).then_some(bound.socket)
     }
 
     /// The place of the socket that takes a datagram from `remote` to `local`. A socket that is
     /// bound to an address takes no multicast.
     fn receiver_of(&mut self, local: Endpoint, remote: Endpoint) -> Option<u32> {
-        let index = self.at(local)?;
-        let bound = self.places.get(index as usize)?.as_ref()?;
-        let takes = bound.remote.is_none_or(|only| only == remote);
+        let index = self.at(local, remote)?;
+        let takes = self.bound(index)?.remote.is_none_or(|only| only == remote);
         takes.then_some(index)
+    }
+
+    /// Whether only one socket takes datagrams to `local`, which was just looked up.
+    fn has_one(&self, local: Endpoint) -> bool {
+        self.last.is_some_and(|(last, _)| last == local)
+    }
+
+    /// The places of all sockets that take a datagram to several hosts.
+    fn receivers_of(&self, local: Endpoint, remote: Endpoint) -> Vec<u32> {
+        let takes = |index: &u32| {
+            let bound = self.bound(*index);
+            bound.is_some_and(|bound| bound.remote.is_none_or(|only| only == remote))
+        };
+        self.taking(local).filter(takes).collect()
     }
 
     /// Whether there is something to do without waiting for the device.
@@ -199,6 +254,27 @@ impl RxPump {
             }
             return;
         };
+        if !ours && !self.datagrams.has_one(local) {
+            let places = self.datagrams.receivers_of(local, remote);
+            for place in places {
+                self.give(now, place, udp, (false, batch, index), log);
+            }
+            return;
+        }
+        self.give(now, place, udp, (ours, batch, index), log);
+    }
+
+    /// Gives a datagram to the socket at `place`. `ours`: it was sent to this host alone.
+    #[inline(always)]
+    fn give(
+        &mut self,
+        now: Instant,
+        place: u32,
+        udp: &wire::Udp,
+        (ours, batch, index): (bool, &Batch, usize),
+        log: &mut impl Log,
+    ) {
+        let frame = &batch[index];
         if !ours
             && !self
                 .host
@@ -324,7 +400,7 @@ impl RxPump {
             (true, [3, 0 | 1 | 5 | 6..=15]) | (false, [1, _]) => PendingError::Unreachable,
             (false, [2, _]) => {
                 // An attacker would have to guess a bound port, too.
-                if self.datagrams.at(end).is_some() {
+                if self.datagrams.at(end, error.remote).is_some() {
                     self.too_big(now, error.remote.address, (error.len, error.mtu));
                 }
                 return;
@@ -355,7 +431,7 @@ impl RxPump {
     pub(crate) fn bind(
         &mut self,
         now: Instant,
-        (socket, port, binding): (ConnId, u16, Option<Binding>),
+        (socket, port, binding): (ConnId, u16, Option<(Binding, bool)>),
         log: &mut impl Log,
     ) {
         // The gathered datagrams belong to earlier sockets.
@@ -368,7 +444,8 @@ impl RxPump {
         datagrams.places[index] = Some(Bound {
             socket,
             port,
-            binding: binding.unwrap_or_default(),
+            binding: binding.unwrap_or_default().0,
+            is_balanced: binding.is_some_and(|(_, is_balanced)| is_balanced),
             remote: None,
             wants_info: port == ALL_PORTS,
             taken: 0,
