@@ -35,7 +35,7 @@ const PARTS: [Part; 10] = [
         ..part("crates/netstack", 65_800, 45_000)
     },
     part("crates/bench", 32_600, 21_000),
-    part("crates/preload", 7_000, 4_000),
+    part("crates/preload", 8_800, 4_000),
     part("crates/testkit", 3_500, 3_000),
     part("tests", 21_700, 11_500),
     part("examples", 8_800, 5_000),

@@ -218,6 +218,7 @@ const UNSAFE: [&str; 34] = [
     "crates/preload/src/calls.rs",
     "crates/preload/src/calls/bytes.rs",
     "crates/preload/src/calls/descriptors.rs",
+    "crates/preload/src/calls/linked.rs",
     "crates/preload/src/calls/messages.rs",
     "crates/preload/src/calls/open.rs",
     "crates/preload/src/calls/ready.rs",

@@ -39,6 +39,16 @@ pub(crate) unsafe fn read(
     }
 }
 
+/// The address to which a call for `remote` leads: as on Linux, an unspecified one means this host.
+pub(crate) fn destination(remote: SocketAddr) -> SocketAddr {
+    let ip = match remote.ip().to_canonical() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, remote.port())
+}
+
 /// The family of an address.
 ///
 /// # Safety

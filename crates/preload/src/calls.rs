@@ -1,14 +1,17 @@
 //! The functions of libc that this library defines.
 //!
 //! A program that has this library preloaded calls these. Each finds out whether its descriptor is
-//! a socket of ours, and otherwise calls the next definition of its name. `fcntl` and `ioctl` are
-//! variadic in C; on Linux both have at most one further argument, a word, so here they have
-//! exactly one. Cancelling a thread unwinds it, so their ABI is `C-unwind`.
+//! a socket of ours, and otherwise calls the next definition of its name. `fcntl`, `ioctl` and
+//! `syscall` are variadic in C; on Linux they have at most one further argument, or six, all words,
+//! so here they have exactly so many. Cancelling a thread unwinds it, so their ABI is `C-unwind`.
 
 mod bytes;
 mod descriptors;
+mod linked;
 mod messages;
+mod names;
 mod open;
+mod raw;
 mod ready;
 
 use core::ffi::{c_int, c_void};
@@ -58,7 +61,10 @@ use interpose;
 /// A socket that is ours.
 pub(super) fn ours(fd: Fd) -> Option<Ours> {
     let mut socket = table::socket(fd)?;
-    if socket.live.is_none() && !stack::is_fork() {
+    if stack::is_fork() {
+        return Some(Ours(socket));
+    }
+    if socket.live.is_none() {
         // Another thread may be making it ours.
         socket.await_decision();
         socket = table::socket(fd)?;

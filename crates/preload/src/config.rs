@@ -35,23 +35,13 @@ impl core::fmt::Display for Cidr {
 impl Cidr {
     /// Whether an address belongs to this network.
     pub(crate) fn contains(&self, other: IpAddr) -> bool {
-        match (self.address, other) {
-            (IpAddr::V4(ours), IpAddr::V4(other)) => {
-                let shift = 32 - u32::from(self.prefix);
-                (ours.to_bits() ^ other.to_bits())
-                    .checked_shr(shift)
-                    .unwrap_or(0)
-                    == 0
-            }
-            (IpAddr::V6(ours), IpAddr::V6(other)) => {
-                let shift = 128 - u32::from(self.prefix);
-                (ours.to_bits() ^ other.to_bits())
-                    .checked_shr(shift)
-                    .unwrap_or(0)
-                    == 0
-            }
-            _ => false,
-        }
+        let bits = |ip| match ip {
+            IpAddr::V4(ip) => u128::from(ip.to_bits()) << 96,
+            IpAddr::V6(ip) => ip.to_bits(),
+        };
+        let differs = bits(self.address) ^ bits(other);
+        self.address.is_ipv4() == other.is_ipv4()
+            && differs.leading_zeros() >= u32::from(self.prefix)
     }
 }
 
@@ -86,6 +76,8 @@ pub(crate) struct Config {
     /// If there are any, only these destinations are ours.
     pub(crate) only: Vec<Cidr>,
     pub(crate) except: Vec<Cidr>,
+    /// The servers that are asked for names; without one libc looks them up.
+    pub(crate) dns: Vec<IpAddr>,
     pub(crate) has_loopback: bool,
     pub(crate) falls_back: bool,
     pub(crate) prints_stats: bool,
@@ -94,9 +86,9 @@ pub(crate) struct Config {
 
 /// The names of the variables, without `DOMINOES_`.
 #[allow(dead_code, reason = "only the launcher uses it")]
-pub(crate) const VARIABLES: [&str; 10] = [
-    "DEVICE", "ADDR", "GATEWAY", "REPLICAS", "ONLY", "EXCEPT", "LOOPBACK", "FALLBACK", "STATS",
-    "LOG",
+pub(crate) const VARIABLES: [&str; 11] = [
+    "DEVICE", "ADDR", "GATEWAY", "REPLICAS", "ONLY", "EXCEPT", "DNS", "LOOPBACK", "FALLBACK",
+    "STATS", "LOG",
 ];
 
 fn list<T: FromStr>(text: &str) -> Result<Vec<T>, String>
@@ -143,6 +135,7 @@ impl Config {
             replicas,
             only: list(&text("ONLY"))?,
             except: list(&text("EXCEPT"))?,
+            dns: list(&text("DNS"))?,
             has_loopback: is_set("LOOPBACK"),
             falls_back: is_set("FALLBACK"),
             prints_stats: is_set("STATS"),

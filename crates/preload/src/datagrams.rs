@@ -10,10 +10,14 @@ use std::sync::{Arc, Mutex};
 use dominoes_netstack::poller::direct::Watchable;
 use dominoes_netstack::{SocketError, UdpReceiver, UdpSender, UdpSocket};
 
+use crate::addr;
 use crate::control::Marks;
 use crate::options;
 use crate::socket::{Common, Live, Object, Socket, errno_of, families, lock, stack};
-use crate::sys::{Errno, Fd};
+use crate::sys::{self, Errno, Fd};
+
+/// The most bytes of a datagram (RFC 768), without headers.
+const MOST_BYTES: usize = 65_527;
 
 /// A bound UDP socket.
 pub(crate) struct Udp {
@@ -23,8 +27,10 @@ pub(crate) struct Udp {
     sender: Mutex<UdpSender>,
     /// The control messages that the program wants, as [`control::wanted`] has them.
     pub(crate) wanted: AtomicU8,
-    /// The hops and the traffic class of its datagrams.
-    pub(crate) marks: [AtomicU8; 2],
+    /// The hops and the traffic class of its datagrams, and the hops of those to a group.
+    pub(crate) marks: [AtomicU8; 3],
+    /// The bytes that were sent with `MSG_MORE`, and their destination.
+    begun: Mutex<Option<(Vec<u8>, Option<SocketAddr>)>>,
 }
 
 /// A received datagram.
@@ -49,6 +55,7 @@ impl Udp {
             sender: Mutex::new(sender),
             wanted: AtomicU8::new(0),
             marks: Default::default(),
+            begun: Mutex::new(None),
         })
     }
 
@@ -112,27 +119,38 @@ impl Udp {
         (remote, marks): (Option<SocketAddr>, Marks),
         flags: c_int,
     ) -> Result<usize, Errno> {
-        let joined;
-        let bytes: &[u8] = match from {
-            [one] => one,
-            _ => {
-                joined = from
-                    .iter()
-                    .flat_map(|part| part.iter().copied())
-                    .collect::<Vec<_>>();
-                &joined
-            }
-        };
-        let remote = remote.map(|to| SocketAddr::new(to.ip().to_canonical(), to.port()));
+        let mut remote = remote.map(addr::destination);
         if remote.is_some_and(|to| to.port() == 0) {
             return Err(libc::EINVAL);
         }
+        let len = from.iter().map(|part| part.len()).sum();
+        let mut joined = Vec::new();
+        let mut begun = lock(&self.begun);
+        if flags & libc::MSG_MORE != 0 || begun.is_some() || from.len() != 1 {
+            let before = begun.take();
+            if before.as_ref().map_or(0, |(bytes, _)| bytes.len()) + len > MOST_BYTES {
+                return Err(libc::EMSGSIZE);
+            }
+            (joined, remote) = before.unwrap_or((joined, remote));
+            from.iter().for_each(|part| joined.extend_from_slice(part));
+            if flags & libc::MSG_MORE != 0 {
+                *begun = Some((joined, remote));
+                return Ok(len);
+            }
+        }
+        drop(begun);
+        let bytes: &[u8] = match from {
+            [one] if joined.is_empty() => one,
+            _ => &joined,
+        };
         loop {
             let mut sender = lock(&self.sender);
-            let is_marked = marks.hops.is_some() || marks.class.is_some();
-            let [hops, class] = [&self.marks[0], &self.marks[1]].map(|one| one.load(Relaxed));
+            let [hops, class, to_group] = [0, 1, 2].map(|index| self.marks[index].load(Relaxed));
+            let is_to_group = remote.is_some_and(|to| to.ip().is_multicast());
+            let its_hops = marks.hops.or(is_to_group.then_some(to_group));
+            let is_marked = its_hops.is_some() || marks.class.is_some();
             if is_marked {
-                let _ = sender.set_ttl(marks.hops.unwrap_or(hops).into());
+                let _ = sender.set_ttl(its_hops.unwrap_or(hops).into());
                 sender.set_tos(marks.class.unwrap_or(class));
             }
             let result = match remote {
@@ -151,7 +169,7 @@ impl Udp {
                 }
                 Err(SocketError::WouldBlock) => live.mirror.wait_writable()?,
                 Err(SocketError::NotConnected) => return Err(libc::EDESTADDRREQ),
-                result => return result.map(|()| bytes.len()).map_err(errno_of),
+                result => return result.map(|()| len).map_err(errno_of),
             }
         }
     }
@@ -171,8 +189,9 @@ impl Udp {
     }
 
     pub(crate) fn connect(&self, remote: SocketAddr) -> Result<(), Errno> {
-        let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());
-        lock(&self.sender).connect(remote).map_err(errno_of)
+        lock(&self.sender)
+            .connect(addr::destination(remote))
+            .map_err(errno_of)
     }
 
     /// Its address. One that is at any address has one of ours while it is connected.
@@ -202,10 +221,8 @@ pub(crate) fn bind(socket: &Arc<Socket>, fd: Fd, local: SocketAddr) -> Result<Ar
     }
     let is_only_v6 = socket.is_only_v6(fd);
     let canonical = SocketAddr::new(local.ip().to_canonical(), local.port());
-    let whole = match local.ip().is_unspecified() {
-        true => stack()?.bind_udp_for(families(local, is_only_v6), local.port()),
-        false => stack()?.bind_udp_on(canonical),
-    };
+    let (families, sharing) = (families(local, is_only_v6), sys::sharing(fd));
+    let whole = stack()?.bind_udp_shared(canonical, families, sharing.into());
     let whole = whole.map_err(errno_of)?;
     socket.become_ours(|shadow| {
         let watchable = Watchable::new(&whole);

@@ -33,10 +33,13 @@ dominoes-run DEVICE --addr CIDR [OPTIONS] -- PROGRAM [ARGUMENTS]
   --replicas N        threads that run the stack, or auto [1]
   --only CIDR         only these destinations are ours; as often as wanted
   --except CIDR       these destinations stay the kernel's; as often as wanted
+  --dns IP            ask this server for names; as often as wanted [libc looks them up]
   --loopback          127.0.0.0/8 and ::1 are ours, too
   --fallback          use the kernel's sockets if the stack cannot start
   --stats             print the counters of the stack when the program ends
-  --log               print which sockets are ours, and why not
+  --log               print where the stack runs, and which sockets are ours
+
+Each option has a variable of its name, such as DOMINOES_LOG=1, which it replaces.
 ";
 
 /// The variables, in the order of [`VARIABLES`].
@@ -100,6 +103,8 @@ fn start(run: Run) -> Result<core::convert::Infallible, Box<dyn Error>> {
                 preload.push(others);
             }
             command.env("LD_PRELOAD", preload);
+            // The program has the number of this process.
+            command.env("DOMINOES_LAUNCHED", std::process::id().to_string());
             for (name, value) in &pairs {
                 command.env(format!("DOMINOES_{name}"), value);
             }
@@ -158,6 +163,7 @@ fn read() -> Result<Option<Run>, Box<dyn Error>> {
             "replicas" => set("REPLICAS", &text()?),
             "only" => set("ONLY", &text()?),
             "except" => set("EXCEPT", &text()?),
+            "dns" => set("DNS", &text()?),
             "loopback" => set("LOOPBACK", "1"),
             "fallback" => set("FALLBACK", "1"),
             "stats" => set("STATS", "1"),
@@ -166,6 +172,11 @@ fn read() -> Result<Option<Run>, Box<dyn Error>> {
                 set("DEVICE", &format!("{kind}:{}", text()?));
             }
             other => return Err(format!("`--{other}` is unknown; see --help").into()),
+        }
+    }
+    for (name, value) in VARIABLES.iter().zip(&mut values) {
+        if value.is_empty() {
+            *value = std::env::var(format!("DOMINOES_{name}")).unwrap_or_default();
         }
     }
     Ok(Some(Run { values, program }))

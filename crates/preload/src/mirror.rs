@@ -349,6 +349,17 @@ impl Mirror {
         self.timeouts[direction].store(nanos, Ordering::Relaxed);
     }
 
+    /// Takes over the timeouts of a listener.
+    pub(crate) fn inherit_timeouts(&self, listener: &Mirror) {
+        for (direction, nanos) in listener.timeouts.iter().enumerate() {
+            let nanos = nanos.load(Ordering::Relaxed) as i64;
+            if nanos > 0 {
+                let (tv_sec, tv_usec) = (nanos / 1_000_000_000, nanos % 1_000_000_000 / 1000);
+                self.set_timeout(direction, libc::timeval { tv_sec, tv_usec });
+            }
+        }
+    }
+
     /// Shows that the program has shut down a direction (`SHUT_RD`, `SHUT_WR` or `SHUT_RDWR`).
     pub(crate) fn shut(&self, how: i32) {
         sys::shutdown(self.end(), how);
@@ -359,6 +370,12 @@ impl Mirror {
     pub(crate) fn is_read_closed(&self) -> bool {
         let watcher = self.watcher();
         watcher.is_some_and(|watcher| watcher.socket.look().read_closed)
+    }
+
+    /// Whether a read would not wait.
+    pub(crate) fn may_read(&self) -> bool {
+        let look = self.watcher().map(|watcher| watcher.socket.look());
+        look.is_some_and(|now| now.readable || now.read_closed)
     }
 
     /// Stops showing the error of the connection, since the program has read it.

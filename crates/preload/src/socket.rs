@@ -5,17 +5,18 @@
 //! [`Mirror`], and the kernel's socket stays as the *shadow*, which checks and stores options.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use dominoes_netstack::poller::direct::Watchable;
-use dominoes_netstack::{Families, SocketError, Sockets};
+use dominoes_netstack::{Families, SocketError, Sockets, TcpListener};
 
 use crate::datagrams::Udp;
 use crate::mirror::Mirror;
+use crate::options;
 use crate::stack;
 use crate::stream::Tcp;
 use crate::sys::{self, Errno, Fd, Kept};
@@ -46,6 +47,8 @@ pub(crate) struct Common {
     pub(crate) bound: Mutex<Option<Arc<Bound>>>,
     /// Whether the program has set an option that our stack knows.
     pub(crate) has_options: AtomicBool,
+    /// The sizes of the buffers that the program has set, receiving first; 0 for others.
+    pub(crate) buffers: Arc<[AtomicU32; 2]>,
     /// Held while the kernel's socket becomes ours.
     deciding: Mutex<()>,
 }
@@ -54,7 +57,9 @@ pub(crate) struct Common {
 pub(crate) struct Live {
     pub(crate) mirror: Arc<Mirror>,
     /// Made when needed for a connection that was accepted.
-    shadow: OnceLock<Kept>,
+    shadow: OnceLock<Arc<Kept>>,
+    /// The shadow of the listener, if it has options.
+    parent: Option<Arc<Kept>>,
     pub(crate) object: Object,
 }
 
@@ -73,6 +78,7 @@ impl Common {
             epolls: Mutex::default(),
             bound: Mutex::new(None),
             has_options: AtomicBool::new(false),
+            buffers: Default::default(),
             deciding: Mutex::new(()),
         })
     }
@@ -108,29 +114,30 @@ impl Socket {
         })
     }
 
-    /// Makes a new socket of ours, at a new number.
+    /// Makes a new socket of ours, at the number of a new pair.
     ///
     /// # Errors
-    /// `EMFILE`.
+    /// `EMFILE`, if the number is too large.
     pub(crate) fn accepted(
-        parent: &Common,
+        (parent, listener): (&Common, &Live),
         flags: c_int,
         object: Object,
-        watchable: Watchable,
-    ) -> Result<(Arc<Socket>, Fd), Errno> {
-        let (mirror, fd) = Mirror::new(flags, true)?;
-        mirror.follow(watchable);
+        (mirror, fd): (Arc<Mirror>, Fd),
+    ) -> Result<(), Errno> {
         let common = Common::new(parent.domain, true, flags & libc::SOCK_NONBLOCK != 0);
-        let live = Live::new(mirror, OnceLock::new(), object);
+        let mut live = Live::new(mirror, OnceLock::new(), object);
+        if parent.has_options.load(Ordering::Relaxed) {
+            live.parent = listener.shadow.get().cloned();
+            live.mirror.inherit_timeouts(&listener.mirror);
+        }
         let socket = Arc::new(Socket {
             common,
             live: Some(live),
         });
-        if !table::insert(fd, &socket) {
-            let _ = sys::close(fd);
-            return Err(libc::EMFILE);
+        match table::insert(fd, &socket) {
+            true => Ok(()),
+            false => Err(libc::EMFILE),
         }
-        Ok((socket, fd))
     }
 
     pub(crate) fn add_number(&self, fd: Fd) {
@@ -150,19 +157,23 @@ impl Socket {
         lock(&self.common.epolls).retain(|(_, other, _)| *other != fd);
     }
 
-    /// Notes a change of an epoll set, which the kernel is about to make.
-    pub(crate) fn note_epoll(&self, set: Fd, operation: c_int, fd: Fd, event: libc::epoll_event) {
-        let mut epolls = lock(&self.common.epolls);
-        epolls.retain(|(other, number, _)| (*other, *number) != (set, fd));
-        if operation != libc::EPOLL_CTL_DEL {
-            epolls.push((set, fd, event));
-        }
-        drop(epolls);
-        if operation != libc::EPOLL_CTL_DEL
-            && let Some(live) = &self.live
-        {
+    /// Changes an epoll set by `change`, which returns what the kernel returns.
+    pub(crate) fn change_epoll(
+        &self,
+        (set, operation, fd, event): (Fd, c_int, Fd, libc::epoll_event),
+        change: impl FnOnce() -> c_int,
+    ) -> c_int {
+        let stays = operation != libc::EPOLL_CTL_DEL;
+        if let Some(live) = self.live.as_ref().filter(|_| stays) {
             live.poll_through(event);
         }
+        let result = change();
+        if result == 0 {
+            let mut epolls = lock(&self.common.epolls);
+            epolls.retain(|(other, number, _)| (*other, *number) != (set, fd));
+            epolls.extend(stays.then_some((set, fd, event)));
+        }
+        result
     }
 
     /// Makes the socket ours. All its numbers get the end of a new pair; `object` makes the object
@@ -209,7 +220,7 @@ impl Socket {
             sys::replace(end, *number, flags)?;
         }
         let _ = sys::close(end);
-        let live = Live::new(mirror, OnceLock::from(shadow), object);
+        let live = Live::new(mirror, OnceLock::from(Arc::new(shadow)), object);
         live.mirror.follow(watchable);
         for (set, number, event) in epolls {
             live.poll_through(event);
@@ -223,6 +234,7 @@ impl Socket {
             table::swap(number, &socket);
         }
         stack::OURS.fetch_add(1, Ordering::Relaxed);
+        stack::log(|| format!("descriptor {first} is ours"));
         Ok(socket)
     }
 
@@ -245,11 +257,13 @@ impl Drop for Live {
 }
 
 impl Live {
-    fn new(mirror: Arc<Mirror>, shadow: OnceLock<Kept>, object: Object) -> Live {
+    fn new(mirror: Arc<Mirror>, shadow: OnceLock<Arc<Kept>>, object: Object) -> Live {
         stack::OPEN.fetch_add(1, Ordering::Relaxed);
+        let parent = None;
         Live {
             mirror,
             shadow,
+            parent,
             object,
         }
     }
@@ -271,7 +285,10 @@ impl Live {
         let _ = sys::close(fd);
         let kept = kept?;
         table::mark_internal(kept.number());
-        Ok(self.shadow.get_or_init(|| kept))
+        if let Some(parent) = &self.parent {
+            options::inherit(parent.number(), kept.number());
+        }
+        Ok(self.shadow.get_or_init(|| Arc::new(kept)))
     }
 
     /// Begins to show the state to an epoll set.
@@ -298,9 +315,10 @@ pub(crate) struct Bound {
     pub(crate) local: SocketAddr,
     /// Whether it excludes IPv4.
     is_only_v6: bool,
-    /// Whether it has `SO_REUSEADDR`.
-    may_share: bool,
-    pub(crate) listens: AtomicBool,
+    /// Whether it has `SO_REUSEADDR`, and `SO_REUSEPORT`.
+    sharing: [bool; 2],
+    /// Once it listens.
+    pub(crate) listener: OnceLock<TcpListener>,
 }
 
 static BOUND: Mutex<Vec<Weak<Bound>>> = Mutex::new(Vec::new());
@@ -313,15 +331,15 @@ impl Bound {
     pub(crate) fn new(
         local: SocketAddr,
         is_only_v6: bool,
-        may_share: bool,
+        sharing: [bool; 2],
     ) -> Result<Arc<Bound>, Errno> {
         let mut all = lock(&BOUND);
         all.retain(|bound| bound.strong_count() > 0);
         let mut wanted = Bound {
             local,
             is_only_v6,
-            may_share,
-            listens: AtomicBool::new(false),
+            sharing,
+            listener: OnceLock::new(),
         };
         let is_taken = |wanted: &Bound| {
             let mut others = all.iter().filter_map(Weak::upgrade);
@@ -347,7 +365,7 @@ impl Bound {
 
     fn excludes(&self, other: &Bound) -> bool {
         let (ours, theirs) = (self.local.ip(), other.local.ip());
-        let both_share = self.may_share && other.may_share;
+        let [both_reuse, both_balance] = [0, 1].map(|i| self.sharing[i] && other.sharing[i]);
         let has_v4 = |bound: &Bound| !(bound.local.is_ipv6() && bound.is_only_v6);
         let meets = |any: &Bound, ip: IpAddr, one: &Bound| {
             any.local.ip().is_unspecified()
@@ -356,8 +374,21 @@ impl Bound {
         let overlaps = ours.to_canonical() == theirs.to_canonical()
             || meets(self, theirs, other)
             || meets(other, ours, self);
-        let may_not_share = !both_share || self.listens.load(Ordering::Relaxed);
-        self.local.port() == other.local.port() && overlaps && may_not_share
+        let may_share = both_balance || both_reuse && self.listener.get().is_none();
+        self.local.port() == other.local.port() && overlaps && !may_share
+    }
+
+    /// The listener of another socket at this address, if both have `SO_REUSEPORT`: then both
+    /// accept from one queue.
+    pub(crate) fn shared_listener(&self) -> Option<TcpListener> {
+        let same = |other: &Arc<Bound>| {
+            (other.local, other.is_only_v6) == (self.local, self.is_only_v6)
+                && self.sharing[1]
+                && other.sharing[1]
+        };
+        let all = lock(&BOUND);
+        let mut others = all.iter().filter_map(Weak::upgrade).filter(same);
+        others.find_map(|other| other.listener.get()?.try_clone().ok())
     }
 }
 

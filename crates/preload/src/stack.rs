@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 use std::thread;
@@ -72,8 +73,10 @@ pub(crate) fn config() -> Option<&'static Config> {
 }
 
 /// Remembers the process, and what happens at its end. Called when the library is loaded.
-pub(crate) fn load() {
+pub(crate) extern "C" fn load() {
     PROCESS.store(sys::process(), Ordering::Relaxed);
+    is_preloaded();
+    table::prepare();
     sys::call_at_exit_and_fork(end, in_child);
 }
 
@@ -103,6 +106,23 @@ pub(crate) fn is_borrowed() -> bool {
 /// Whether a new socket may become ours: not one of the stack itself, nor in a forked child.
 pub(crate) fn takes_sockets() -> bool {
     config().is_some() && !IS_STARTING.get() && !is_fork()
+}
+
+/// Whether this process is the one that the launcher started, or there was none.
+fn is_launched() -> bool {
+    let launched = std::env::var("DOMINOES_LAUNCHED");
+    launched.map_or(true, |launched| launched == sys::process().to_string())
+}
+
+/// Whether this library was preloaded, so that every socket may become ours; in a program that is
+/// linked with it only those of `dominoes_socket`.
+pub(crate) fn is_preloaded() -> bool {
+    static IS_PRELOADED: LazyLock<bool> = LazyLock::new(|| {
+        let all = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+        let mut paths = all.as_bytes().split(|byte| matches!(byte, b':' | b' '));
+        paths.any(|path| path == sys::library_path(load as *const ()))
+    });
+    *IS_PRELOADED
 }
 
 /// The least number of this library's descriptors.
@@ -159,10 +179,15 @@ fn start(config: &Config) -> Option<Sockets> {
             Some(sockets)
         }
         Err(Failed::Taken) => {
-            say(&format!(
-                "another process runs the stack on {}; this one uses the kernel's sockets",
-                config.interface
-            ));
+            let text = || {
+                let name = &config.interface;
+                format!("another process runs the stack on {name}; the kernel's sockets are used")
+            };
+            if is_launched() {
+                say(&text())
+            } else {
+                log(text)
+            }
             None
         }
         Err(Failed::Other(error)) if config.falls_back => {
@@ -247,7 +272,7 @@ pub(crate) extern "C" fn end() {
         return;
     }
     if running().is_none() {
-        if config().is_some_and(|config| config.prints_stats) {
+        if config().is_some_and(|config| config.prints_stats) && is_launched() {
             say("no socket was ours");
         }
         return;

@@ -1,7 +1,7 @@
 //! TCP sockets that are ours.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use dominoes_netstack::poller::direct::Watchable;
 use dominoes_netstack::{Connecting, ReadHalf, SocketError, TcpListener, TcpStream, WriteHalf};
 
+use crate::addr;
 use crate::mirror::Mirror;
 use crate::options;
 use crate::socket::{Bound, Common, Live, Object, Socket, errno_of, families, lock, stack};
@@ -32,7 +33,8 @@ pub(crate) struct Tcp {
     is_failure_announced: AtomicBool,
     /// Whether `connect` has returned 0.
     is_announced: AtomicBool,
-    peer: OnceLock<SocketAddr>,
+    /// As [`Common::buffers`].
+    buffers: Arc<[AtomicU32; 2]>,
 }
 
 /// An established connection.
@@ -63,8 +65,9 @@ impl Stream {
 }
 
 impl Tcp {
-    fn accepted(whole: TcpStream) -> Result<Tcp, Errno> {
+    fn accepted(whole: TcpStream, parent: &Common) -> Result<Tcp, Errno> {
         let tcp = Tcp::default();
+        options::limit_send_buffer(&whole, &parent.buffers);
         let _ = tcp.stream.set(Stream::new(whole)?);
         tcp.is_announced.store(true, Ordering::Relaxed);
         Ok(tcp)
@@ -79,6 +82,7 @@ impl Tcp {
         let error = match connecting.try_finish() {
             Ok(None) => return,
             Ok(Some(stream)) => {
+                options::limit_send_buffer(&stream, &self.buffers);
                 let watchable = Watchable::new(&stream);
                 match Stream::new(stream) {
                     Ok(stream) => {
@@ -280,17 +284,30 @@ impl Tcp {
     ) -> Result<(Fd, SocketAddr), Errno> {
         let listener = self.listener.get().ok_or(libc::EINVAL)?;
         loop {
-            match listener.try_accept() {
-                Ok((stream, peer)) => {
-                    live.mirror.refresh();
-                    let watchable = Watchable::new(&stream);
-                    let object = Object::Tcp(Box::new(Tcp::accepted(stream)?));
-                    let (_, fd) = Socket::accepted(common, flags, object, watchable)?;
-                    process::OURS.fetch_add(1, Ordering::Relaxed);
-                    return Ok((fd, peer));
+            if live.mirror.may_read() {
+                // Without a free descriptor, the connection stays in the queue.
+                let (mirror, fd) = Mirror::new(flags, true)?;
+                let accepted =
+                    listener
+                        .try_accept()
+                        .map_err(errno_of)
+                        .and_then(|(stream, peer)| {
+                            live.mirror.refresh();
+                            mirror.follow(Watchable::new(&stream));
+                            let object = Object::Tcp(Box::new(Tcp::accepted(stream, common)?));
+                            Socket::accepted((common, live), flags, object, (mirror, fd))?;
+                            process::OURS.fetch_add(1, Ordering::Relaxed);
+                            Ok((fd, peer))
+                        });
+                match accepted {
+                    Err(error) => {
+                        let _ = sys::close(fd);
+                        if error != libc::EAGAIN {
+                            return Err(error);
+                        }
+                    }
+                    accepted => return accepted,
                 }
-                Err(SocketError::WouldBlock) => {}
-                Err(error) => return Err(errno_of(error)),
             }
             live.mirror.refresh();
             if !common.may_wait(0) {
@@ -444,8 +461,7 @@ pub(crate) fn bind(socket: &Arc<Socket>, fd: Fd, local: SocketAddr) -> Result<()
     if socket.live.is_some() || bound.is_some() {
         return Err(libc::EINVAL);
     }
-    let may_share = sys::option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR) == Ok(1);
-    *bound = Some(Bound::new(local, socket.is_only_v6(fd), may_share)?);
+    *bound = Some(Bound::new(local, socket.is_only_v6(fd), sys::sharing(fd))?);
     Ok(())
 }
 
@@ -466,7 +482,7 @@ pub(crate) fn listen(socket: &Arc<Socket>, fd: Fd, backlog: c_int) -> Result<(),
     let bound = match &*bound {
         Some(bound) => Arc::clone(bound),
         None => {
-            let new = Bound::new(common.unspecified(), socket.is_only_v6(fd), false)?;
+            let new = Bound::new(common.unspecified(), socket.is_only_v6(fd), [false; 2])?;
             *bound = Some(Arc::clone(&new));
             new
         }
@@ -474,15 +490,19 @@ pub(crate) fn listen(socket: &Arc<Socket>, fd: Fd, backlog: c_int) -> Result<(),
     let local = SocketAddr::new(bound.local.ip().to_canonical(), bound.local.port());
     let is_only_v6 = socket.is_only_v6(fd);
     let backlog = backlog.clamp(1, MOST_BACKLOG) as u16;
-    let listener = match local.ip().is_unspecified() {
-        true => stack()?.listen_for(families(local, is_only_v6), local.port(), backlog),
-        false => stack()?.listen_on(local, backlog),
+    let listener = match (bound.shared_listener(), local.ip().is_unspecified()) {
+        (Some(listener), _) => Ok(listener),
+        (None, true) => stack()?.listen_for(families(local, is_only_v6), local.port(), backlog),
+        (None, false) => stack()?.listen_on(local, backlog),
     };
     let listener = listener.map_err(errno_of)?;
-    bound.listens.store(true, Ordering::Relaxed);
+    let _ = bound
+        .listener
+        .set(listener.try_clone().map_err(|_| libc::ENOBUFS)?);
     socket.become_ours(|shadow| {
         if common.has_options.load(Ordering::Relaxed) {
             let _ = listener.set_settings(options::settings(shadow.number(), common.domain));
+            let _ = listener.set_tuning(options::tuning(shadow.number(), common));
         }
         let watchable = Watchable::new(&listener);
         let tcp = Tcp::default();
@@ -505,7 +525,7 @@ pub(crate) fn connect(socket: &Arc<Socket>, remote: SocketAddr) -> Result<(), Er
         return tcp.connect_again(common, live);
     }
     let local = common.local();
-    let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());
+    let remote = addr::destination(remote);
     let local = match local.ip().is_unspecified() {
         true if remote.is_ipv4() => SocketAddr::new([0, 0, 0, 0].into(), local.port()),
         _ => SocketAddr::new(local.ip().to_canonical(), local.port()),
@@ -514,14 +534,19 @@ pub(crate) fn connect(socket: &Arc<Socket>, remote: SocketAddr) -> Result<(), Er
         let connecting = stack()?.begin_connect_from(local, remote);
         let mut connecting = connecting.map_err(|error| match error {
             SocketError::Unreachable => libc::ENETUNREACH,
+            // A host refuses this port.
+            SocketError::PortZero => libc::ECONNREFUSED,
             other => errno_of(other),
         })?;
         if common.has_options.load(Ordering::Relaxed) {
             let _ = connecting.set_settings(options::settings(shadow.number(), common.domain));
+            let _ = connecting.set_tuning(options::tuning(shadow.number(), common));
         }
         let watchable = Watchable::new(&connecting);
-        let tcp = Tcp::default();
-        let _ = tcp.peer.set(remote);
+        let tcp = Tcp {
+            buffers: Arc::clone(&common.buffers),
+            ..Tcp::default()
+        };
         *lock(&tcp.opening) = Some(connecting);
         Ok((Object::Tcp(Box::new(tcp)), watchable))
     })?;

@@ -65,8 +65,17 @@ macro_rules! syscall {
     ($number:ident $(, $argument:expr)*) => {
         // SAFETY: the arguments are numbers, or pointers to live memory of the lengths beside
         // them.
-        checked(unsafe { libc::syscall(libc::$number $(, $argument)*) })
+        checked(unsafe { kernel()(libc::$number $(, $argument)*) })
     };
+}
+
+type Syscall = unsafe extern "C" fn(c_long, ...) -> c_long;
+
+/// Libc's function for system calls; this library defines one of that name.
+fn kernel() -> Syscall {
+    static NEXT: Next = Next::new(c"syscall");
+    // SAFETY: libc gives it this prototype.
+    unsafe { core::mem::transmute::<*mut c_void, Syscall>(NEXT.address()) }
 }
 
 /// A descriptor that this library keeps, at a number that programs do not get.
@@ -176,6 +185,21 @@ pub(crate) fn set_option<T: Plain>(
 ) -> Result<(), Errno> {
     let len = size_of::<T>();
     syscall!(SYS_setsockopt, fd, level, name, &raw const *value, len).map(|_| ())
+}
+
+/// Whether a socket has `SO_REUSEADDR`, and `SO_REUSEPORT`.
+pub(crate) fn sharing(fd: Fd) -> [bool; 2] {
+    [libc::SO_REUSEADDR, libc::SO_REUSEPORT]
+        .map(|name| option::<c_int>(fd, libc::SOL_SOCKET, name) == Ok(1))
+}
+
+/// The number of the socket that a descriptor has, if it is a socket.
+pub(crate) fn socket_file(fd: Fd) -> Option<u64> {
+    let mut status = MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: it writes a structure, all of whose bit patterns are values.
+    let status =
+        unsafe { (libc::fstat(fd, status.as_mut_ptr()) == 0).then(|| status.assume_init()) }?;
+    (status.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(status.st_ino)
 }
 
 /// A type for which every bit pattern is a value.
@@ -293,6 +317,22 @@ pub(crate) fn restarts_after_signals() -> bool {
     })
 }
 
+/// The path of the library that contains a function, as the loader found it.
+pub(crate) fn library_path(function: *const ()) -> &'static [u8] {
+    let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: the structure is valid when it is zeroed; a name in it stays while the library is
+    // loaded, which this one is for ever.
+    unsafe {
+        libc::dladdr(function.cast(), found.as_mut_ptr());
+        let name = found.assume_init().dli_fname;
+        if name.is_null() {
+            b""
+        } else {
+            CStr::from_ptr(name).to_bytes()
+        }
+    }
+}
+
 pub(crate) fn process() -> c_int {
     // SAFETY: it has no arguments.
     unsafe { libc::getpid() }
@@ -308,7 +348,7 @@ pub(crate) fn raise_broken_pipe() {
 pub(crate) fn exit_now(code: c_int) -> ! {
     // SAFETY: a number is all that it takes, and it does not return.
     unsafe {
-        libc::syscall(libc::SYS_exit_group, code);
+        kernel()(libc::SYS_exit_group, code);
     }
     std::process::abort()
 }

@@ -5,22 +5,25 @@
 //! another thread is safe.
 
 use core::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::socket::Socket;
-use crate::sys::Fd;
+use crate::stack;
+use crate::sys::{self, Fd};
 
 /// Numbers from here on are the kernel's.
 const SLOTS: usize = 1 << 16;
 
 /// A descriptor of the kernel, or none.
 const OTHER: u8 = 0;
-/// A socket of ours, or one that may become ours.
+/// A socket of the kernel that may become ours.
 const SOCKET: u8 = 1;
 /// A descriptor that this library or the stack uses.
 const INTERNAL: u8 = 2;
 /// An epoll set that has had a socket of ours.
 const SET: u8 = 3;
+/// A socket of ours.
+const OURS: u8 = 4;
 
 struct Slot {
     kind: AtomicU8,
@@ -44,27 +47,58 @@ fn slot(fd: Fd) -> Option<&'static Slot> {
     TABLE.get(usize::try_from(fd).ok()?)
 }
 
+/// In a forked child, represents each socket of the parent. The child takes no lock of a slot: a
+/// thread of the parent may have held it at the fork.
+static PARENTS: LazyLock<Arc<Socket>> = LazyLock::new(|| Socket::undecided(libc::AF_INET, 0));
+
+/// Prepares for forks.
+pub(crate) fn prepare() {
+    LazyLock::force(&PARENTS);
+}
+
 /// The socket with this number, also one that is still the kernel's.
 #[inline]
 pub(crate) fn socket(fd: Fd) -> Option<Arc<Socket>> {
     let slot = slot(fd)?;
     // ORDERING: Relaxed; a number reaches another thread by means that order it.
-    if slot.kind.load(Ordering::Relaxed) != SOCKET {
-        return None;
+    match slot.kind.load(Ordering::Relaxed) {
+        OURS if stack::is_fork() => Some(Arc::clone(&PARENTS)),
+        SOCKET | OURS if !stack::is_fork() => slot.socket().clone(),
+        _ => None,
     }
-    slot.socket().clone()
+}
+
+fn kind_of(socket: &Socket) -> u8 {
+    if socket.live.is_some() { OURS } else { SOCKET }
 }
 
 /// Gives a number to a socket. Returns false if the number is too large for the table.
 pub(crate) fn insert(fd: Fd, socket: &Arc<Socket>) -> bool {
     let Some(slot) = slot(fd) else { return false };
+    if stack::is_fork() {
+        slot.kind.store(OURS, Ordering::Relaxed);
+        return true;
+    }
     socket.add_number(fd);
     let old = slot.socket().replace(Arc::clone(socket));
-    slot.kind.store(SOCKET, Ordering::Relaxed);
+    slot.kind.store(kind_of(socket), Ordering::Relaxed);
     if let Some(old) = old {
         old.remove_number(fd);
     }
     true
+}
+
+/// Gives a new number to the socket whose descriptors are of the same open file.
+pub(crate) fn adopt(new: Fd) {
+    let Some(file) = sys::socket_file(new) else {
+        return;
+    };
+    let mut others = special(0, SLOTS as u32)
+        .filter(|fd| *fd != new)
+        .filter_map(|fd| Some((fd, socket(fd)?)));
+    if let Some((_, socket)) = others.find(|(fd, _)| sys::socket_file(*fd) == Some(file)) {
+        insert(new, &socket);
+    }
 }
 
 /// Replaces the socket of a number; the program does not notice.
@@ -72,6 +106,7 @@ pub(crate) fn swap(fd: Fd, socket: &Arc<Socket>) {
     if let Some(slot) = slot(fd) {
         // The old one may end here, after the lock.
         let _old = slot.socket().replace(Arc::clone(socket));
+        slot.kind.store(kind_of(socket), Ordering::Relaxed);
     }
 }
 
@@ -79,8 +114,11 @@ pub(crate) fn swap(fd: Fd, socket: &Arc<Socket>) {
 pub(crate) fn remove(fd: Fd) -> Option<Arc<Socket>> {
     let slot = slot(fd)?;
     match slot.kind.load(Ordering::Relaxed) {
-        SOCKET | SET => slot.kind.store(OTHER, Ordering::Relaxed),
+        SOCKET | OURS | SET => slot.kind.store(OTHER, Ordering::Relaxed),
         _ => return None,
+    }
+    if stack::is_fork() {
+        return None;
     }
     let socket = slot.socket().take()?;
     socket.remove_number(fd);
@@ -106,6 +144,11 @@ pub(crate) fn mark_set(fd: Fd) {
     if let Some(slot) = slot(fd) {
         slot.kind.store(SET, Ordering::Relaxed);
     }
+}
+
+/// Whether this is a socket, or a set that may contain one.
+pub(crate) fn is_known(fd: Fd) -> bool {
+    slot(fd).is_some_and(|slot| matches!(slot.kind.load(Ordering::Relaxed), SOCKET | OURS | SET))
 }
 
 /// Whether an epoll set may contain a socket of ours.

@@ -7,8 +7,14 @@
 mod calls;
 #[path = "programs/fixture.rs"]
 mod fixture;
+#[path = "programs/linked.rs"]
+mod linked;
+#[path = "programs/options.rs"]
+mod options;
 #[path = "programs/peer.rs"]
 mod peer;
+#[path = "programs/rates.rs"]
+mod rates;
 #[path = "programs/stress.rs"]
 mod stress;
 #[path = "programs/tools.rs"]
@@ -38,10 +44,10 @@ fn main() {
     ];
     let minute = || share_descriptors("60s");
     trials.push(trial("stress", &[], minute).with_ignored_flag(true));
-    for (name, tools, test) in tools::ALL {
+    for (name, tools, test) in [tools::ALL, options::ALL, linked::ALL].concat() {
         trials.push(trial(name, tools, test));
     }
-    trials.push(trial("rates", tools::RATES, tools::rates).with_ignored_flag(true));
+    trials.push(trial("rates", rates::TOOLS, rates::rates).with_ignored_flag(true));
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 

@@ -10,7 +10,7 @@ use crate::control::Marks;
 use crate::datagrams::Arrived;
 use crate::socket::Object;
 use crate::sys::{self, Errno};
-use crate::{addr, datagrams, drive, stack, table};
+use crate::{addr, datagrams, drive, stack, stream, table};
 
 /// Bytes that `sendfile` moves at once.
 const PIECE: usize = 64 << 10;
@@ -37,6 +37,26 @@ pub(super) fn receive(
     };
     drive::pass();
     received
+}
+
+/// As [`receive`], into memory of the program. With `MSG_TRUNC` a stream discards its bytes.
+///
+/// # Errors
+/// As `recvfrom`.
+///
+/// # Safety
+/// As [`view_mut`].
+unsafe fn receive_into(
+    ours: &Ours,
+    (into, len): (*mut c_void, size_t),
+    flags: c_int,
+) -> Result<(usize, Option<Arrived>), Errno> {
+    if ours.0.common.is_stream && flags & libc::MSG_TRUNC != 0 {
+        let mut discarded = vec![0; len.min(PIECE)];
+        return receive(ours, &mut [IoSliceMut::new(&mut discarded)], flags);
+    }
+    // SAFETY: the caller's promise.
+    receive(ours, &mut [unsafe { view_mut(into, len) }?], flags)
 }
 
 /// Sends, to an address for a datagram.
@@ -92,31 +112,41 @@ pub(super) unsafe fn transmit_marked(
     sent
 }
 
-/// The socket of a call that sends to an address. A UDP socket without an address becomes ours if
-/// the destination is.
+/// The socket of a call that sends to an address. A socket without an address becomes ours if the
+/// destination is: one of UDP is bound, and one of TCP connects with `MSG_FASTOPEN`.
 ///
 /// # Errors
-/// As `bind`.
+/// As `bind` and `connect`.
 ///
 /// # Safety
 /// As [`addr::read`].
 pub(super) unsafe fn sender(
     fd: c_int,
-    to: *const sockaddr,
-    len: socklen_t,
+    (to, len): (*const sockaddr, socklen_t),
+    flags: c_int,
 ) -> Result<Option<Ours>, Errno> {
     let Some(socket) = table::socket(fd) else {
         return Ok(None);
     };
-    if socket.live.is_some() {
+    let opens = socket.common.is_stream && flags & libc::MSG_FASTOPEN != 0;
+    if socket.live.is_some() && !opens || stack::is_fork() {
         return Ok(Some(Ours(socket)));
     }
     // SAFETY: the caller's promise.
     let remote = unsafe { addr::read(to, len, socket.common.domain) };
+    if opens && let Some(remote) = remote.filter(|_| socket.live.is_some()) {
+        // It is connected, or has failed.
+        stream::connect(&socket, remote)?;
+        return Ok(ours(fd));
+    }
     match remote.filter(|remote| stack::for_remote(*remote).is_some()) {
         Some(_) if !socket.common.is_stream => {
             let any = socket.common.unspecified();
             datagrams::bind(&socket, fd, any).map(|socket| Some(Ours(socket)))
+        }
+        Some(remote) if opens => {
+            stream::connect(&socket, remote)?;
+            Ok(ours(fd))
         }
         _ => Ok(None),
     }
@@ -135,9 +165,7 @@ interpose! {
 
     fn recv(fd: c_int, into: *mut c_void, len: size_t, flags: c_int) -> ssize_t |next| {
         match ours(fd) {
-            Some(ours) => answer(view_mut(into, len).and_then(|view| {
-                receive(&ours, &mut [view], flags).map(|(len, _)| len)
-            })),
+            Some(ours) => answer(receive_into(&ours, (into, len), flags).map(|(len, _)| len)),
             None => next(fd, into, len, flags),
         }
     }
@@ -153,8 +181,7 @@ interpose! {
         let Some(ours) = ours(fd) else {
             return next(fd, into, len, flags, address, address_len);
         };
-        answer(view_mut(into, len).and_then(|view| {
-            let (len, arrived) = receive(&ours, &mut [view], flags)?;
+        answer(receive_into(&ours, (into, len), flags).and_then(|(len, arrived)| {
             match arrived {
                 _ if address.is_null() => {}
                 Some(arrived) => {
@@ -200,7 +227,7 @@ interpose! {
         to: *const sockaddr,
         to_len: socklen_t,
     ) -> ssize_t |next| {
-        match sender(fd, to, to_len) {
+        match sender(fd, (to, to_len), flags) {
             Ok(Some(ours)) => answer(view(from, len).and_then(|view| {
                 transmit(&ours, &[view], flags, to, to_len)
             })),

@@ -9,13 +9,9 @@ use crate::sys::{self, Fd};
 use crate::{stack, table};
 
 /// Called when the library is loaded, before the program begins.
-extern "C" fn load() {
-    stack::load();
-}
-
 #[used]
 #[unsafe(link_section = ".init_array")]
-static LOAD: extern "C" fn() = load;
+static LOAD: extern "C" fn() = stack::load;
 
 /// Gives a duplicate to the socket of the original.
 fn duplicate(original: Fd, new: Fd) {
@@ -40,28 +36,18 @@ interpose! {
         if table::is_internal(fd) && !stack::is_own_thread() {
             return answer_unit(Err(libc::EBADF));
         }
-        let removed = match table::socket(fd) {
-            // A child of `vfork` closes its own descriptor, in the memory of its parent.
-            Some(_) if stack::is_borrowed() => None,
-            Some(_) => table::remove(fd),
-            None if table::is_set(fd) && !stack::is_borrowed() => table::remove(fd),
-            None => None,
-        };
+        // A child of `vfork` closes its own descriptor, in the memory of its parent.
+        let is_known = table::is_known(fd) && !stack::is_borrowed();
+        let removed = is_known.then(|| table::remove(fd));
         let result = next(fd);
-        if stack::is_fork() {
-            // The locks of the stack may be held by threads of the parent.
-            core::mem::forget(removed);
-        }
+        drop(removed);
         result
     }
 
     fn fclose(file: *mut libc::FILE) -> c_int |next| {
         let fd = if file.is_null() { -1 } else { libc::fileno(file) };
         if fd >= 0 && !stack::is_borrowed() {
-            let removed = table::remove(fd);
-            if stack::is_fork() {
-                core::mem::forget(removed);
-            }
+            table::remove(fd);
         }
         next(file)
     }

@@ -10,13 +10,19 @@ use super::{Ours, answer, interpose, ours, parts, view, view_mut, views, views_m
 use crate::control::Marks;
 use crate::socket::Object;
 use crate::sys::Errno;
-use crate::{addr, control};
+use crate::{addr, control, table};
 
 interpose! {
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t |next| {
         match ours(fd) {
             Some(ours) => answer(receive_message(&ours, message, flags)),
-            None => next(fd, message, flags),
+            None => {
+                let received = next(fd, message, flags);
+                if received >= 0 && !(*message).msg_control.is_null() {
+                    adopt(&*message);
+                }
+                received
+            }
         }
     }
 
@@ -24,7 +30,7 @@ interpose! {
         if message.is_null() {
             return next(fd, message, flags);
         }
-        match sender(fd, (*message).msg_name.cast(), (*message).msg_namelen) {
+        match sender(fd, ((*message).msg_name.cast(), (*message).msg_namelen), flags) {
             Ok(Some(ours)) => answer(send_message(&ours, message, flags)),
             Ok(None) => next(fd, message, flags),
             Err(errno) => answer(Err(errno)),
@@ -62,7 +68,7 @@ interpose! {
             return next(fd, messages, count, flags);
         }
         let first = &(*messages).msg_hdr;
-        let ours = match sender(fd, first.msg_name.cast(), first.msg_namelen) {
+        let ours = match sender(fd, (first.msg_name.cast(), first.msg_namelen), flags) {
             Ok(Some(ours)) => ours,
             Ok(None) => return next(fd, messages, count, flags),
             Err(errno) => return answer(Err(errno)) as c_int,
@@ -76,6 +82,30 @@ interpose! {
             }
         }
         count as c_int
+    }
+}
+
+/// Finds the sockets of the descriptors that have arrived in a message over a Unix socket, from this
+/// process: each is a further number of one.
+///
+/// # Safety
+/// The kernel has filled `message`.
+unsafe fn adopt(message: &msghdr) {
+    // SAFETY: the kernel has written control messages of this length there; `CMSG_NXTHDR` ends at
+    // it, and the data of a message of `SCM_RIGHTS` are numbers.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while !header.is_null() {
+            let data = libc::CMSG_DATA(header).cast::<c_int>();
+            let bytes = (*header)
+                .cmsg_len
+                .saturating_sub(data.byte_offset_from(header) as usize);
+            if ((*header).cmsg_level, (*header).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                (0..bytes / size_of::<c_int>())
+                    .for_each(|i| table::adopt(data.add(i).read_unaligned()));
+            }
+            header = libc::CMSG_NXTHDR(message, header);
+        }
     }
 }
 

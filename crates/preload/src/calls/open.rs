@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 
 use libc::{sockaddr, socklen_t};
 
-use super::{Ours, answer, answer_unit, interpose, ours};
+use super::{Ours, answer, answer_unit, interpose, ours, view};
 use crate::socket::{Object, Socket};
 use crate::sys::{self, Errno, Fd};
 use crate::{addr, datagrams, options, stack, stream, table};
@@ -20,10 +20,18 @@ fn may_be_ours(domain: c_int, kind: c_int, protocol: c_int) -> bool {
     is_known && matches!(domain, libc::AF_INET | libc::AF_INET6) && stack::takes_sockets()
 }
 
+/// Lets a new socket become ours when its addresses are known.
+pub(super) fn offer(fd: Fd, domain: c_int, kind: c_int, protocol: c_int) {
+    if fd >= 0 && may_be_ours(domain, kind, protocol) {
+        table::insert(fd, &Socket::undecided(domain, kind));
+    }
+}
+
 /// Leaves a socket to the kernel for good.
 fn release(socket: &Socket) {
     for number in socket.numbers() {
         table::remove(number);
+        stack::log(|| format!("descriptor {number} is the kernel's"));
     }
     stack::KERNELS.fetch_add(1, Ordering::Relaxed);
 }
@@ -31,8 +39,8 @@ fn release(socket: &Socket) {
 interpose! {
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int |next| {
         let fd = next(domain, kind, protocol);
-        if fd >= 0 && may_be_ours(domain, kind, protocol) {
-            table::insert(fd, &Socket::undecided(domain, kind));
+        if stack::is_preloaded() {
+            offer(fd, domain, kind, protocol);
         }
         fd
     }
@@ -41,6 +49,9 @@ interpose! {
         let Some(socket) = table::socket(fd) else {
             return next(fd, address, len);
         };
+        if stack::is_fork() {
+            return answer_unit(Err(libc::ENETDOWN));
+        }
         let local = addr::read(address, len, socket.common.domain);
         if socket.live.is_some() {
             let wrong = if local.is_some() { libc::EINVAL } else { libc::EAFNOSUPPORT };
@@ -64,6 +75,7 @@ interpose! {
 
     fn listen(fd: c_int, backlog: c_int) -> c_int |next| {
         match table::socket(fd) {
+            Some(_) if stack::is_fork() => answer_unit(Err(libc::ENETDOWN)),
             Some(socket) if socket.common.is_stream => {
                 let local = socket.common.local();
                 if socket.live.is_none() && stack::for_local(local).is_none() {
@@ -81,7 +93,7 @@ interpose! {
         let Some(socket) = table::socket(fd) else {
             return next(fd, address, len);
         };
-        if socket.live.is_some() {
+        if socket.live.is_some() || stack::is_fork() {
             return answer_unit(connect_ours(&Ours(socket), address, len));
         }
         let remote = addr::read(address, len, socket.common.domain);
@@ -146,6 +158,7 @@ interpose! {
             return next(fd, address, len);
         };
         let local = match &socket.live {
+            _ if stack::is_fork() => return answer_unit(Err(libc::ENETDOWN)),
             Some(live) => options::local(&socket.common, live),
             None if socket.common.local().port() == 0 => return next(fd, address, len),
             None => socket.common.local(),
@@ -202,23 +215,22 @@ interpose! {
         let Some(socket) = table::socket(fd) else {
             return next(fd, level, name, value, len);
         };
+        if stack::is_fork() {
+            return answer_unit(Err(libc::ENETDOWN));
+        }
         let Some(live) = &socket.live else {
             let result = next(fd, level, name, value, len);
             if result == 0 {
                 socket.common.has_options.store(true, Ordering::Relaxed);
+                options::note_buffer(&socket.common, fd, level, name);
             }
             return result;
         };
         if let Object::Udp(udp) = &live.object
-            && level == libc::IPPROTO_IP
-            && matches!(name, libc::IP_ADD_MEMBERSHIP | libc::IP_DROP_MEMBERSHIP)
-            && len as usize >= size_of::<libc::ip_mreq>()
-            && !value.is_null()
+            && let Ok(bytes) = view(value, len as usize)
+            && let Some(done) = options::multicast(udp, (level, name), &bytes)
         {
-            let request = value.cast::<libc::ip_mreq>().read_unaligned();
-            let group = request.imr_multiaddr.s_addr.to_ne_bytes();
-            let interface = request.imr_interface.s_addr.to_ne_bytes();
-            return answer_unit(options::multicast(udp, name, group, interface));
+            return answer_unit(done);
         }
         let shadow = match Ours(socket.clone()).live().and_then(|live| live.shadow(&socket.common)) {
             Ok(shadow) => shadow.number(),
@@ -226,6 +238,8 @@ interpose! {
         };
         let result = next(shadow, level, name, value, len);
         if result == 0 {
+            socket.common.has_options.store(true, Ordering::Relaxed);
+            options::note_buffer(&socket.common, shadow, level, name);
             options::apply(&socket.common, live, shadow, level, name);
         }
         result

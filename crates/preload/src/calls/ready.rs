@@ -12,11 +12,12 @@ use crate::drive::{self, Slept, Waited};
 use crate::sys::{self, Fd};
 use crate::table;
 
-/// Begins to show the state, if this is a socket of ours.
+/// Begins to show the state, if this is a socket of ours. Returns whether it is, or a set that may
+/// contain one.
 fn show(fd: Fd) -> bool {
     let ours = ours(fd);
     let live = ours.as_ref().and_then(|ours| ours.0.live.as_ref());
-    live.inspect(|live| live.mirror.activate()).is_some()
+    live.inspect(|live| live.mirror.activate()).is_some() || table::is_set(fd)
 }
 
 /// Shows the state of the sockets of ours. Returns whether there are any.
@@ -296,13 +297,19 @@ interpose! {
     }
 
     fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int |next| {
+        if table::is_set(fd) {
+            table::mark_set(set);
+        }
         if let Some(socket) = table::socket(fd)
             && (!event.is_null() || operation == libc::EPOLL_CTL_DEL)
         {
             let none = epoll_event { events: 0, u64: 0 };
             let event = if event.is_null() { none } else { event.read_unaligned() };
             table::mark_set(set);
-            socket.note_epoll(set, operation, fd, event);
+            return socket.change_epoll((set, operation, fd, event), || {
+                let mut event = event;
+                next(set, operation, fd, &raw mut event)
+            });
         }
         next(set, operation, fd, event)
     }

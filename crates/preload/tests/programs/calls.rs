@@ -71,6 +71,15 @@ fn said(result: isize) -> String {
     }
 }
 
+fn polled(fd: c_int, events: i16) -> libc::pollfd {
+    let revents = 0;
+    libc::pollfd {
+        fd,
+        events,
+        revents,
+    }
+}
+
 fn flags(words: &[&str]) -> c_int {
     words.iter().fold(0, |flags, word| {
         flags
@@ -90,6 +99,8 @@ fn flags(words: &[&str]) -> c_int {
                 "rdhup" => libc::POLLRDHUP.into(),
                 "et" => libc::EPOLLET,
                 "oneshot" => libc::EPOLLONESHOT,
+                "exclusive" => libc::EPOLLEXCLUSIVE,
+                "fastopen" => libc::MSG_FASTOPEN,
                 number => number.parse().unwrap_or_else(|_| panic!("flag {number}")),
             }
     })
@@ -105,6 +116,8 @@ fn option(word: &str) -> (c_int, c_int) {
         "protocol" => (SOL_SOCKET, libc::SO_PROTOCOL),
         "acceptconn" => (SOL_SOCKET, libc::SO_ACCEPTCONN),
         "reuseaddr" => (SOL_SOCKET, libc::SO_REUSEADDR),
+        "reuseport" => (SOL_SOCKET, libc::SO_REUSEPORT),
+        "fastopen" => (IPPROTO_TCP, libc::TCP_FASTOPEN),
         "keepalive" => (SOL_SOCKET, libc::SO_KEEPALIVE),
         "broadcast" => (SOL_SOCKET, libc::SO_BROADCAST),
         "linger" => (SOL_SOCKET, libc::SO_LINGER),
@@ -113,6 +126,7 @@ fn option(word: &str) -> (c_int, c_int) {
         "rcvbuf" => (SOL_SOCKET, libc::SO_RCVBUF),
         "sndbuf" => (SOL_SOCKET, libc::SO_SNDBUF),
         "nodelay" => (IPPROTO_TCP, libc::TCP_NODELAY),
+        "lowat" => (IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT),
         "cork" => (IPPROTO_TCP, libc::TCP_CORK),
         "keepidle" => (IPPROTO_TCP, libc::TCP_KEEPIDLE),
         "keepintvl" => (IPPROTO_TCP, libc::TCP_KEEPINTVL),
@@ -219,6 +233,13 @@ impl Script {
         self.bytes.as_mut_ptr().cast()
     }
 
+    /// Makes room for two parts of a message.
+    fn parts(&mut self, one: usize, two: usize) -> [iovec; 2] {
+        let bytes = self.room(one + two);
+        let part = |iov_base, iov_len| iovec { iov_base, iov_len };
+        [part(bytes, one), part(bytes.wrapping_byte_add(one), two)]
+    }
+
     fn received(&self, result: isize) -> String {
         let len = result.clamp(0, self.bytes.len() as isize) as usize;
         let sum = self.bytes[..len].iter().fold(0u32, |sum, byte| {
@@ -300,17 +321,7 @@ impl Script {
                 }
                 "writev" | "readv" => {
                     let (one, two) = (number(2) as usize, number(3) as usize);
-                    let bytes = self.room(one + two);
-                    let vector = [
-                        iovec {
-                            iov_base: bytes,
-                            iov_len: one,
-                        },
-                        iovec {
-                            iov_base: bytes.add(one),
-                            iov_len: two,
-                        },
-                    ];
+                    let vector = self.parts(one, two);
                     match name {
                         "writev" => said(libc::writev(fd, vector.as_ptr(), 2)),
                         _ => self.received(libc::readv(fd, vector.as_ptr(), 2)),
@@ -320,8 +331,16 @@ impl Script {
                 "sendto" => {
                     let len = number(2) as usize;
                     let bytes = self.room(len);
-                    let (to, to_len) = address(&words[3..]);
-                    said(libc::sendto(fd, bytes, len, 0, to.as_ptr().cast(), to_len))
+                    let (to, to_len) = address(&words[3..5.min(words.len())]);
+                    let flags = flags(words.get(5..).unwrap_or_default());
+                    said(libc::sendto(
+                        fd,
+                        bytes,
+                        len,
+                        flags,
+                        to.as_ptr().cast(),
+                        to_len,
+                    ))
                 }
                 "recvfrom" => {
                     let len = number(2) as usize;
@@ -339,17 +358,7 @@ impl Script {
                 }
                 "sendmsg" | "recvmsg" => {
                     let (one, two) = (number(2) as usize, number(3) as usize);
-                    let bytes = self.room(one + two);
-                    let mut vector = [
-                        iovec {
-                            iov_base: bytes,
-                            iov_len: one,
-                        },
-                        iovec {
-                            iov_base: bytes.add(one),
-                            iov_len: two,
-                        },
-                    ];
+                    let mut vector = self.parts(one, two);
                     let (mut address, mut message): ([u8; 64], msghdr) = ([0; 64], zeroed());
                     message.msg_iov = vector.as_mut_ptr();
                     message.msg_iovlen = 2;
@@ -366,6 +375,79 @@ impl Script {
                         -1 => text,
                         _ => format!("{text} {from} flags {}", message.msg_flags),
                     }
+                }
+                // Messages of equal length, by one call; by `syscall` if the name begins with "raw".
+                "sendmmsg" | "recvmmsg" | "rawsendmmsg" | "rawrecvmmsg" => {
+                    let (count, len) = (number(2) as usize, number(3) as usize);
+                    let bytes = self.room(count * len);
+                    let mut parts = Vec::from_iter((0..count).map(|i| iovec {
+                        iov_base: bytes.add(i * len),
+                        iov_len: len,
+                    }));
+                    let mut messages: Vec<libc::mmsghdr> = vec![zeroed(); count];
+                    for (message, part) in messages.iter_mut().zip(&mut parts) {
+                        message.msg_hdr.msg_iov = part;
+                        message.msg_hdr.msg_iovlen = 1;
+                    }
+                    let (place, flags) = (messages.as_mut_ptr(), flags(&words[4..]));
+                    let none = null_mut::<libc::timespec>();
+                    let result = match name {
+                        "sendmmsg" => libc::sendmmsg(fd, place, count as u32, flags),
+                        "recvmmsg" => libc::recvmmsg(fd, place, count as u32, flags, none),
+                        "rawsendmmsg" => {
+                            libc::syscall(libc::SYS_sendmmsg, fd, place, count, flags) as c_int
+                        }
+                        _ => libc::syscall(libc::SYS_recvmmsg, fd, place, count, flags, none)
+                            as c_int,
+                    };
+                    let done = &messages[..result.max(0) as usize];
+                    let lens: Vec<u32> = done.iter().map(|message| message.msg_len).collect();
+                    format!("{} {lens:?}", said(result as isize))
+                }
+                "rawsend" => {
+                    let len = number(2) as usize;
+                    let bytes = self.room(len);
+                    said(libc::syscall(libc::SYS_write, fd, bytes, len) as isize)
+                }
+                // Passes a descriptor through a pair of Unix sockets.
+                "pass" => {
+                    let (mut pair, mut room, mut control) = ([0; 2], [0u8; 1], [0u64; 3]);
+                    libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, pair.as_mut_ptr());
+                    let mut part = iovec {
+                        iov_base: room.as_mut_ptr().cast(),
+                        iov_len: 1,
+                    };
+                    let mut message: msghdr = zeroed();
+                    message.msg_iov = &raw mut part;
+                    message.msg_iovlen = 1;
+                    message.msg_control = control.as_mut_ptr().cast();
+                    message.msg_controllen = 24;
+                    let header = libc::CMSG_FIRSTHDR(&raw const message);
+                    (*header).cmsg_level = libc::SOL_SOCKET;
+                    (*header).cmsg_type = libc::SCM_RIGHTS;
+                    (*header).cmsg_len = libc::CMSG_LEN(4) as usize;
+                    libc::CMSG_DATA(header).cast::<c_int>().write_unaligned(fd);
+                    let sent = libc::sendmsg(pair[0], &raw const message, 0);
+                    let received = libc::recvmsg(pair[1], &raw mut message, 0);
+                    let new = libc::CMSG_DATA(header).cast::<c_int>().read_unaligned();
+                    libc::close(pair[0]);
+                    libc::close(pair[1]);
+                    format!("{sent} {received} {}", self.made(words[2], new))
+                }
+                "pipe" => {
+                    let mut pair = [0; 2];
+                    libc::pipe(pair.as_mut_ptr());
+                    self.made(second, pair[0]) + &self.made(words[2], pair[1])
+                }
+                "outq" | "atmark" => {
+                    let request = if name == "outq" {
+                        libc::TIOCOUTQ
+                    } else {
+                        0x8905
+                    };
+                    let mut value: c_int = -7;
+                    let result = libc::ioctl(fd, request, &raw mut value);
+                    format!("{} {value}", said(result as isize))
                 }
                 "shutdown" => said(libc::shutdown(fd, number(2) as c_int) as isize),
                 "close" => {
@@ -416,11 +498,7 @@ impl Script {
                 }
                 "poll" | "await" => {
                     let events = flags(&words[2..]) as i16;
-                    let mut one = libc::pollfd {
-                        fd,
-                        events,
-                        revents: 0,
-                    };
+                    let mut one = polled(fd, events);
                     let patience = if name == "await" { 5000 } else { 0 };
                     let result = libc::poll(&raw mut one, 1, patience);
                     assert!(
@@ -504,7 +582,10 @@ impl Script {
                     libc::close(file);
                     format!("{text} to {offset}")
                 }
-                "nullrecv" => said(libc::recv(fd, null_mut(), number(2) as usize, 0)),
+                "nullrecv" => {
+                    let flags = flags(&words[3..]);
+                    said(libc::recv(fd, null_mut(), number(2) as usize, flags))
+                }
                 "nullsend" => said(libc::send(fd, null_mut(), number(2) as usize, 0)),
                 "seek" => said(libc::lseek(fd, 0, libc::SEEK_CUR) as isize),
                 "pread" => {
@@ -527,11 +608,7 @@ impl Script {
                     let bytes = self.room(65_536);
                     let mut sum = 0;
                     while libc::send(fd, bytes, 65_536, libc::MSG_DONTWAIT) > 0 || {
-                        let mut one = libc::pollfd {
-                            fd,
-                            events: libc::POLLOUT,
-                            revents: 0,
-                        };
+                        let mut one = polled(fd, libc::POLLOUT);
                         libc::poll(&raw mut one, 1, 300) > 0
                     } {
                         sum += 1;

@@ -16,13 +16,29 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The addresses of our stack, and of the kernel at the other end.
 pub(crate) const OURS: &str = "10.78.0.1";
 pub(crate) const THEIRS: &str = "10.78.0.2";
+pub(crate) const OURS_V6: &str = "fd78::1";
+pub(crate) const THEIRS_V6: &str = "fd78::2";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Device {
-    /// The kernel of the same namespace is the other end.
+    /// The kernel of the same namespace is the other end, as with `Tun`.
     Tap,
-    /// The other end is in the peer's namespace.
+    Tun,
+    /// The other end is in the peer's namespace, as with `Xdp`.
     Packet,
+    Xdp,
+}
+
+impl Device {
+    /// The option of the launcher, and the interface.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Device::Tap => ("tap", "tap0"),
+            Device::Tun => ("tun", "tun0"),
+            Device::Packet => ("packet", "veth0"),
+            Device::Xdp => ("xdp", "veth0"),
+        }
+    }
 }
 
 /// Why a test cannot run, if so.
@@ -65,43 +81,43 @@ pub(crate) struct Ends {
 impl Ends {
     pub(crate) fn new(device: Device) -> Result<Ends, Failed> {
         let peer = Namespace::new("peer")?;
+        let (kind, interface) = device.names();
         let ours = match device {
-            Device::Tap => {
-                peer.ip("tuntap add dev tap0 mode tap")?;
-                peer.ip(&format!("addr add {THEIRS}/24 dev tap0"))?;
-                peer.ip("link set tap0 up")?;
+            Device::Tap | Device::Tun => {
+                peer.ip(&format!("tuntap add dev {interface} mode {kind}"))?;
                 Namespace {
                     name: peer.name.clone(),
                     is_borrowed: true,
                 }
             }
-            Device::Packet => {
+            Device::Packet | Device::Xdp => {
                 let ours = Namespace::new("ours")?;
                 let name = &peer.name;
                 ours.ip(&format!(
                     "link add veth0 type veth peer name veth0 netns {name}"
                 ))?;
-                peer.ip(&format!("addr add {THEIRS}/24 dev veth0"))?;
-                peer.ip("link set veth0 up")?;
                 ours.ip("link set veth0 up")?;
                 ours
             }
         };
+        peer.ip(&format!("addr add {THEIRS}/24 dev {interface}"))?;
+        peer.ip(&format!("link set {interface} up"))?;
         Ok(Ends { ours, peer, device })
+    }
+
+    /// Gives the peer an address of IPv6, too.
+    pub(crate) fn add_ipv6(&self) -> Result<(), Failed> {
+        self.peer.add_ipv6(self.device.names().1, THEIRS_V6)
     }
 
     /// The launcher in our namespace; the caller adds the program.
     pub(crate) fn launcher(&self, options: &[&str]) -> Command {
         let mut command = self.ours.command(env!("CARGO_BIN_EXE_dominoes-run"));
-        match self.device {
-            Device::Tap => command.args(["--tap", "tap0"]),
-            Device::Packet => command.args(["--packet", "veth0"]),
-        };
+        let (kind, interface) = self.device.names();
+        let (kind, address) = (format!("--{kind}"), format!("{OURS}/24"));
         command.env("DOMINOES_LIBRARY", library());
-        command
-            .args(["--addr", &format!("{OURS}/24"), "--stats"])
-            .args(options)
-            .arg("--");
+        command.args([&kind, interface, "--addr", &address, "--stats"]);
+        command.args(options).arg("--");
         command
     }
 }
@@ -109,7 +125,7 @@ impl Ends {
 /// The library, in the profile of this program. Cargo builds it for no test. With `--workspace` it
 /// has the features of `cargo test --workspace`, so this compiles nothing else a second time. A
 /// library that exists already can be named in `DOMINOES_LIBRARY`.
-fn library() -> &'static Path {
+pub(crate) fn library() -> &'static Path {
     static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
         if let Some(path) = std::env::var_os("DOMINOES_LIBRARY") {
             return path.into();
@@ -145,7 +161,7 @@ fn library() -> &'static Path {
 
 /// A network namespace with a name that no other process uses.
 pub(crate) struct Namespace {
-    name: String,
+    pub(crate) name: String,
     is_borrowed: bool,
 }
 
@@ -164,6 +180,13 @@ impl Namespace {
         let quiet = "echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6 || true";
         run(namespace.command("sh").args(["-c", quiet]))?;
         Ok(namespace)
+    }
+
+    pub(crate) fn add_ipv6(&self, interface: &str, address: &str) -> Result<(), Failed> {
+        let on = format!("echo 0 > /proc/sys/net/ipv6/conf/{interface}/disable_ipv6");
+        run(self.command("sh").args(["-c", &on]))?;
+        self.ip(&format!("addr add {address}/64 dev {interface} nodad"))
+            .map(drop)
     }
 
     pub(crate) fn ip(&self, arguments: &str) -> Result<String, Failed> {
