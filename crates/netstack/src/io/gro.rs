@@ -54,6 +54,10 @@ pub(crate) struct OpenRun {
     is_acks: bool,
     /// Whether the device has verified the checksums.
     is_verified_by_device: bool,
+    /// Whether it is a frame that the device merged.
+    is_merged: bool,
+    /// Bytes of the merged frames just before it in this batch, which it acknowledges as well.
+    owed: u32,
     /// Flags of the first segment; the digest has the last segment's.
     flags: u8,
     /// The flow of its segments.
@@ -86,6 +90,8 @@ impl Default for OpenRun {
             open: false,
             is_acks: false,
             is_verified_by_device: false,
+            is_merged: false,
+            owed: 0,
             flags: 0,
             flow: Flow::default(),
             hint: None,
@@ -101,6 +107,9 @@ impl Default for OpenRun {
     }
 }
 
+/// Bytes of merged frames in a row after which one is acknowledged: a quarter of a window of 1 MiB,
+/// so the sender never waits for its end.
+const MAX_OWED: u32 = 256 << 10;
 /// Maximum number of flows with an open run.
 const OPEN_RUNS: usize = 64;
 
@@ -202,6 +211,7 @@ impl Parser {
             at += 1;
         }
         while self.next_begun() {
+            self.current().owed = 0;
             self.current().end(batch, found);
         }
         segments as u64
@@ -218,6 +228,7 @@ impl Parser {
         let open = self.current();
         let frame = &batch[at];
         if !open.push(tcp, src, frame, at) {
+            open.record_continued(tcp);
             open.end(batch, found);
             // An empty run takes any segment.
             open.push(tcp, src, frame, at);
@@ -437,6 +448,7 @@ impl OpenRun {
         self.begun = true;
         (self.are_alike, self.last_ack) = (true, SeqNum(tcp.ack));
         self.is_verified_by_device = is_verified_by_device(frame);
+        self.is_merged = frame.meta.gso.is_some();
         self.is_acks = is_bare_ack(tcp) && verified(frame);
         self.open = self.is_acks || may_begin(tcp, frame);
         self.flags = tcp.flags & !Flags::PSH.0;
@@ -567,6 +579,25 @@ impl OpenRun {
         let digest = &mut self.request.digest;
         if !self.is_acks && usize::from(digest.count) == MAX_RUN && self.open {
             digest.bits |= Digest::FOLLOWED;
+        }
+    }
+
+    /// Called when `tcp` is the flow's next segment, and not of this run: if this is a merged frame
+    /// and `tcp` continues its bytes, one acknowledgment for both is enough, up to
+    /// [`MAX_OWED`] bytes.
+    #[inline]
+    fn record_continued(&mut self, tcp: &wire::Tcp) {
+        let digest = &mut self.request.digest;
+        let owed = self.owed + digest.len;
+        let continues = self.is_merged
+            && self.flags == Flags::ACK.0
+            && may_continue(tcp)
+            && tcp.seq == digest.seg_seq.0.wrapping_add(digest.len)
+            && flow_of(tcp) == self.flow;
+        self.owed = 0;
+        if continues && owed < MAX_OWED {
+            digest.bits |= Digest::FOLLOWED;
+            self.owed = owed;
         }
     }
 
@@ -819,6 +850,62 @@ mod tests {
         run.record_followed();
         take(&mut run).unwrap();
         assert!(run.request.digest.bits & Digest::FOLLOWED == 0);
+    }
+
+    /// Notes the first sequence number of each run, and whether it is marked as followed.
+    impl Found for Vec<(u32, bool)> {
+        fn run(&mut self, open: &mut OpenRun, _: &Batch, _: Option<Verdict>) {
+            let digest = &open.request.digest;
+            self.push((digest.seg_seq.0, digest.bits & Digest::FOLLOWED != 0));
+        }
+
+        fn other(&mut self, _: usize) {}
+    }
+
+    #[test]
+    fn merged_frames_of_a_batch_are_acknowledged_every_quarter_of_a_mebibyte() {
+        let (device, _) = dominoes_drivers::memory::scripted();
+        let setup = crate::io::setup::Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+        let world = setup.build(Box::new(device), 64, 1).unwrap().world;
+        let mut parser = Parser::new();
+        let mut marks = |frames: &[(u32, usize, Flags)]| {
+            let merged = |&(seq, len, flags): &(u32, usize, Flags)| {
+                let (_, mut frame) = frame(seq, flags, &vec![1; len]);
+                frame.meta.checksum = dominoes_drivers::RxChecksum::Valid;
+                frame.meta.gso = Some(dominoes_drivers::Gso {
+                    kind: dominoes_drivers::GsoKind::Tcp4,
+                    size: 1448,
+                    header_len: 54,
+                });
+                frame
+            };
+            let batch = Batch::new(frames.iter().map(merged).collect());
+            let mut found = Vec::new();
+            parser.parse_looped(&world, &batch, &mut found);
+            let seqs = found.iter().map(|(seq, _)| *seq);
+            assert!(seqs.eq(frames.iter().map(|(seq, ..)| *seq)));
+            found.into_iter().map(|(_, mark)| mark).collect::<Vec<_>>()
+        };
+        let (ack, pushed) = (Flags::ACK, Flags::ACK.with(Flags::PSH));
+        let long = |at: u32| {
+            (
+                at * 60_000,
+                60_000,
+                if at.is_multiple_of(2) { ack } else { pushed },
+            )
+        };
+        let row: Vec<_> = (0..8).map(long).collect();
+        let four = [true, true, true, true, false];
+        assert_eq!(marks(&row), [&four[..], &[true, true, false]].concat());
+        // The last frame of a batch is acknowledged, whatever the next batch begins with.
+        assert_eq!(marks(&[long(8)]), [false]);
+        assert_eq!(marks(&row[..5]), four);
+        // So is a frame before a gap, before an acknowledgment, and before a FIN's successor.
+        let gap = [long(0), long(2), long(3)];
+        assert_eq!(marks(&gap), [false, true, false]);
+        assert_eq!(marks(&[long(0), (60_000, 0, ack)]), [false, false]);
+        let end = Flags::ACK.with(Flags::FIN);
+        assert_eq!(marks(&[(0, 3000, end), (3000, 3000, ack)]), [false, false]);
     }
 
     #[test]

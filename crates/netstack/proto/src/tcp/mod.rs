@@ -85,10 +85,11 @@
 //!   algorithm, RFC 9293 section 3.7.4, that sends the end of every large write at once).
 //! - One acknowledgment covers one run or several: RFC 9293 section 3.8.6.3 wants one for at least
 //!   every second full-sized segment. A run of up to 60 segments, or a frame that a device merged,
-//!   is acknowledged once. Full runs that were claimed from the device together, 120 segments by
-//!   default, are acknowledged with the last
+//!   is acknowledged once. Of those that were claimed from the device together, full runs (120
+//!   segments by default) and merged frames (up to 256 KiB) are acknowledged with the last
 //!   ([`Digest::FOLLOWED`](crate::log::request::Digest::FOLLOWED)). The delay is harmless because
-//!   the later segments have already arrived. Linux does likewise after merging, up to 64 KB.
+//!   the later segments have already arrived. Linux also acknowledges several merged frames at once
+//!   while the application reads.
 //! - Every frame has the don't-fragment bit and identification 0 (RFC 6864 section 4.1). That
 //!   is allowed; a frame that may be fragmented would need a unique number, and `pmtu.rs`
 //!   another rule.
