@@ -139,7 +139,7 @@ fn a_batch_of_merged_frames_is_a_quarter_of_a_window() {
     });
     // 60,054 bytes fit four times into 256 KiB, and 1,502 bytes fit 14 times into the rest.
     let claimed = Vec::from_iter(claimed.flatten());
-    assert_eq!(claimed, [8, 4, 18, 90, 80]);
+    assert_eq!(claimed, [8, 4, 18, 120, 50]);
 }
 
 #[test]

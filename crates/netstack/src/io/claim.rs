@@ -22,16 +22,9 @@ pub(crate) const MAX_CLAIM: usize = 2 * MAX_RUN;
 /// window of 1 MiB, so merged frames of one window are not all one worker's.
 const BATCH_BYTES: usize = 256 << 10;
 
-/// How many of these frames make a batch.
-#[inline]
-fn fitting<'a>(frames: impl Iterator<Item = &'a Frame>) -> usize {
-    let mut bytes = 0;
-    let fits = |frame: &&Frame| {
-        bytes += frame.bytes().len();
-        bytes <= BATCH_BYTES
-    };
-    frames.take_while(fits).count().max(1)
-}
+/// Most frames that are claimed at once from a device with long frames. A frame may take a system
+/// call that copies 64 KB.
+const LONG_CLAIM: usize = 8;
 
 /// Claims frames from the device.
 pub(crate) struct Claimer {
@@ -77,19 +70,32 @@ impl Claimer {
     }
 
     /// As [`claim`](Self::claim), but at most [`BATCH_BYTES`] or one frame, into an empty `batch`.
+    /// Takes hardly more than that from the device, since other workers wait for it meanwhile.
     #[inline]
-    pub(crate) fn claim_batch(&mut self, mut most: usize, batch: &mut Vec<Frame>) -> usize {
-        if self.has_rest() {
-            most = most.min(fitting(self.rest.iter()));
+    pub(crate) fn claim_batch(&mut self, most: usize, batch: &mut Vec<Frame>) -> usize {
+        match self.has_long_frames {
+            true => self.claim_long(most, batch),
+            false => self.claim(most, batch),
         }
-        let claimed = self.claim(most, batch);
-        if self.has_long_frames {
-            let fitting = fitting(batch.iter());
-            if fitting < claimed {
-                self.unclaim(fitting, batch);
+    }
+
+    fn claim_long(&mut self, most: usize, batch: &mut Vec<Frame>) -> usize {
+        let mut bytes = 0;
+        loop {
+            let (from, step) = (batch.len(), LONG_CLAIM.min(most - batch.len()));
+            let is_of_device = !self.has_rest();
+            let claimed = self.claim(step, batch);
+            for at in from..batch.len() {
+                bytes += batch[at].bytes().len();
+                if bytes > BATCH_BYTES && at > 0 {
+                    self.unclaim(at, batch);
+                    return at;
+                }
+            }
+            if is_of_device && claimed < step || batch.len() == most {
+                return batch.len();
             }
         }
-        batch.len()
     }
 
     /// Takes the frames of `batch` from `from` on back: the next ones to be claimed.
@@ -155,5 +161,41 @@ impl Claimer {
                 }));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::setup::Setup;
+    use dominoes_drivers::{Device, memory};
+
+    #[test]
+    fn a_claim_of_long_frames_is_bounded_and_keeps_their_order() {
+        let (device, script) = memory::scripted();
+        let (rx, _) = Box::new(device).split();
+        let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+        let world = setup.build(Box::new(memory::scripted().0), 64, 1);
+        let mut claimer = Claimer::new(world.unwrap().world, rx, 65_535);
+        let lens = [vec![60_000; 20], vec![60; 300]].concat();
+        for (at, len) in lens.iter().enumerate() {
+            script.push(vec![at as u8; *len]);
+        }
+        let mut seen = Vec::new();
+        while seen.len() < lens.len() {
+            let mut batch = Vec::new();
+            assert_eq!(claimer.claim_batch(MAX_CLAIM, &mut batch), batch.len());
+            let bytes: usize = batch.iter().map(|frame| frame.bytes().len()).sum();
+            assert!((1..=MAX_CLAIM).contains(&batch.len()) && bytes <= BATCH_BYTES);
+            assert!(claimer.rest.len() <= LONG_CLAIM);
+            seen.extend(
+                batch
+                    .iter()
+                    .map(|frame| (frame.bytes()[0], frame.bytes().len())),
+            );
+        }
+        let expected = lens.iter().enumerate().map(|(at, len)| (at as u8, *len));
+        assert!(seen.into_iter().eq(expected));
+        assert_eq!(claimer.claim_batch(MAX_CLAIM, &mut Vec::new()), 0);
     }
 }
