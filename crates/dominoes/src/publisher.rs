@@ -3,6 +3,7 @@
 use crate::{
     BatchError, Closed, Log, Seq, SpinYield, TryPublishError, Wait, WaitSet,
     ring::{Refusal, Ring, Writer},
+    slots::Staged,
     sync::Arc,
 };
 use std::{fmt, mem, ops::Range, time::Instant};
@@ -26,7 +27,7 @@ pub struct Publisher<T, W: Wait = SpinYield> {
     /// The writer's ring, for waiting while the writer is borrowed.
     ring: Arc<Ring<T, W>>,
     /// Collects batches before they are claimed.
-    buffer: Vec<T>,
+    buffer: Staged<T>,
 }
 
 impl<T: Send + Sync, W: Wait> Publisher<T, W> {
@@ -34,7 +35,7 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         Publisher {
             ring: writer.ring().clone(),
             writer,
-            buffer: Vec::new(),
+            buffer: Staged::new(),
         }
     }
 
@@ -180,26 +181,26 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
             }
         }
         // If the iterator panics, this drops the values collected so far.
-        let mut buffer = mem::take(&mut self.buffer);
+        let mut buffer = mem::replace(&mut self.buffer, Staged::new());
         buffer.extend(values);
         if buffer.len() > self.capacity() {
-            return Err(BatchError::TooLong(buffer));
+            return Err(BatchError::TooLong(buffer.take()));
         }
         match self.publish_buffer(&mut buffer, patience) {
             Ok(range) => {
                 self.buffer = buffer;
                 Ok(range)
             }
-            Err(Refusal::Full) => Err(BatchError::Full(buffer)),
-            Err(Refusal::Closed) => Err(BatchError::Closed(buffer)),
+            Err(Refusal::Full) => Err(BatchError::Full(buffer.take())),
+            Err(Refusal::Closed) => Err(BatchError::Closed(buffer.take())),
         }
     }
 
-    /// Publishes `values`, which must fit into the capacity, and empties the vector. On an error
-    /// the vector is unchanged.
+    /// Publishes `values`, which must fit into the capacity, and empties it. On an error it is
+    /// unchanged.
     fn publish_buffer(
         &mut self,
-        values: &mut Vec<T>,
+        values: &mut Staged<T>,
         patience: Patience,
     ) -> Result<Range<Seq>, Refusal> {
         let n = values.len();
@@ -347,7 +348,7 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
             self.capacity()
         );
         Buffered {
-            values: Vec::with_capacity(n),
+            values: Staged::new(),
             n,
             publisher: self,
         }
@@ -386,7 +387,7 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
 /// ```
 pub struct Buffered<'a, T: Send + Sync, W: Wait> {
     publisher: &'a mut Publisher<T, W>,
-    values: Vec<T>,
+    values: Staged<T>,
     n: usize,
 }
 
@@ -404,7 +405,7 @@ impl<T: Send + Sync, W: Wait> Buffered<'_, T, W> {
             values.push(value);
             return Err(Closed(values));
         }
-        self.values.push(value);
+        self.values.extend([value].into_iter());
         if self.values.len() == self.n {
             self.flush()
         } else {
@@ -422,7 +423,7 @@ impl<T: Send + Sync, W: Wait> Buffered<'_, T, W> {
             .publish_buffer(&mut self.values, Patience::Endless)
         {
             Ok(_) => Ok(()),
-            Err(_) => Err(Closed(mem::take(&mut self.values))),
+            Err(_) => Err(Closed(self.values.take())),
         }
     }
 
@@ -433,7 +434,7 @@ impl<T: Send + Sync, W: Wait> Buffered<'_, T, W> {
 
     /// Whether no values are collected.
     pub fn is_empty(&self) -> bool {
-        self.values.is_empty()
+        self.len() == 0
     }
 }
 
@@ -471,7 +472,7 @@ impl<T, W: Wait> Clone for Publisher<T, W> {
         Publisher {
             writer: self.writer.clone(),
             ring: self.ring.clone(),
-            buffer: Vec::new(),
+            buffer: Staged::new(),
         }
     }
 }

@@ -76,7 +76,7 @@
 
 use crate::{
     Seq,
-    slots::Slots,
+    slots::{Slots, Staged},
     sync::{
         Arc, AtomicBool, AtomicU8, AtomicU64, AtomicUsize, LOAD_BEFORE_FENCE, Ordering,
         STORE_AFTER_FENCE, fence,
@@ -731,20 +731,20 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
 
     /// Publishes all of `values`, which is at most `capacity` long, in one claim. Empties it on
     /// success, and leaves it unchanged on failure.
-    pub(crate) fn try_push_all(&mut self, values: &mut Vec<T>) -> Result<Seq, Refusal> {
+    pub(crate) fn try_push_all(&mut self, values: &mut Staged<T>) -> Result<Seq, Refusal> {
         let n = values.len();
         let first = self.claim(n as u64)?;
         let index = self.ring.index(first);
         let head = n.min(self.ring.slots.len() - index);
-        // SAFETY: as in `try_push`, for two runs of slots. The values move: the vector forgets them
+        // SAFETY: as in `try_push`, for two runs of slots. The values move: `values` forgets them
         // before any other code runs.
         unsafe {
             self.ring.slots.copy_in(index, values.as_ptr(), head);
             self.ring
                 .slots
                 .copy_in(0, values.as_ptr().add(head), n - head);
-            values.set_len(0);
         }
+        values.forget();
         self.show(first, n as u64);
         Ok(first)
     }

@@ -162,6 +162,94 @@ impl<T> Slots<T> {
     }
 }
 
+/// An iterator that announces more values than this must show them.
+const MOST_BELIEVED: usize = 1 << 12;
+
+/// Values on their way into slots: a vector that is aligned as the slots are, since copying values
+/// that straddle cache lines takes longer.
+pub(crate) struct Staged<T> {
+    slots: Slots<T>,
+    /// The slots below hold values.
+    len: usize,
+}
+
+impl<T> Staged<T> {
+    pub(crate) fn new() -> Self {
+        let slots = Slots::new(0);
+        Staged { slots, len: 0 }
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Makes room for `more` values.
+    fn reserve(&mut self, more: usize) {
+        let needed = self
+            .len
+            .checked_add(more)
+            .expect("so many values fit into memory");
+        if needed > self.slots.len() {
+            let slots = Slots::new(needed.max(2 * self.len));
+            // SAFETY: the new slots are this thread's alone. The old ones are forgotten.
+            unsafe { slots.copy_in(0, self.as_ptr(), self.len) };
+            self.slots = slots;
+        }
+    }
+
+    #[inline]
+    pub(crate) fn extend(&mut self, mut values: impl Iterator<Item = T>) {
+        /// Sets the length also if the iterator panics, and not for each value.
+        struct SetLen<'a>(&'a mut usize, usize);
+        impl Drop for SetLen<'_> {
+            fn drop(&mut self) {
+                *self.0 = self.1;
+            }
+        }
+        let announced = values.size_hint().0.min(MOST_BELIEVED);
+        self.reserve(announced);
+        let (view, before) = (self.slots.view(), self.len);
+        let mut len = SetLen(&mut self.len, before);
+        for value in values.by_ref().take(announced) {
+            // SAFETY: the slot holds no value, as `len` shows, and is this thread's alone.
+            unsafe { view.write(len.1, value) };
+            len.1 += 1;
+        }
+        drop(len);
+        for value in values {
+            self.reserve(1);
+            // SAFETY: as above.
+            unsafe { self.slots.write(self.len, value) };
+            self.len += 1;
+        }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const T {
+        self.slots.base.as_ptr().cast()
+    }
+
+    /// Forgets all values, which the caller has moved.
+    pub(crate) fn forget(&mut self) {
+        self.len = 0;
+    }
+
+    /// Moves all values out.
+    pub(crate) fn take(&mut self) -> Vec<T> {
+        let len = std::mem::take(&mut self.len);
+        // SAFETY: each slot below `len` holds a value, which is moved once: `len` is 0 before.
+        (0..len)
+            .map(|index| unsafe { self.slots.take(index) })
+            .collect()
+    }
+}
+
+impl<T> Drop for Staged<T> {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
+
 impl<T> Drop for Slots<T> {
     fn drop(&mut self) {
         let layout = Self::layout(self.len);

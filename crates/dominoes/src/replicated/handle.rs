@@ -13,7 +13,8 @@ use std::fmt;
 /// Reads and writes a [`Replicated`](super::Replicated) through one replica. Each thread needs its
 /// own; it may be sent to another thread.
 ///
-/// If the replica leaves, the handle moves to another one.
+/// If the replica leaves, the handle moves to another one. If the thread ends or panics, between two
+/// calls or within `read`, it drops the handle, and others continue.
 pub struct ReplicaHandle<M: StateMachine> {
     pub(super) shared: Arc<Shared<M>>,
     /// A second way to the log, with one step less.
