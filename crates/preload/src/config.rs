@@ -146,14 +146,15 @@ impl Config {
     /// Whether packets to this destination go through our stack.
     pub(crate) fn routes(&self, remote: IpAddr) -> bool {
         let remote = remote.to_canonical();
+        let is_same = |other: &IpAddr| other.is_ipv4() == remote.is_ipv4();
+        let has_family = self.addresses.iter().any(|one| is_same(&one.address));
         if remote.is_loopback() || remote.is_unspecified() {
-            return self.has_loopback;
+            return self.has_loopback && has_family;
         }
         let is_in = |list: &[Cidr]| list.iter().any(|cidr| cidr.contains(remote));
-        let is_same = |other: &IpAddr| other.is_ipv4() == remote.is_ipv4();
         let is_reached = is_in(&self.addresses)
             || self.gateways.iter().any(is_same)
-            || remote.is_multicast() && self.addresses.iter().any(|one| is_same(&one.address));
+            || remote.is_multicast() && has_family;
         is_reached && !is_in(&self.except) && (self.only.is_empty() || is_in(&self.only))
     }
 
@@ -165,7 +166,7 @@ impl Config {
                 .addresses
                 .iter()
                 .any(|one| one.address.is_ipv4() || local.is_ipv6()),
-            false if local.is_loopback() => self.has_loopback,
+            false if local.is_loopback() => self.routes(local),
             false => self.addresses.iter().any(|one| one.address == local) || local.is_multicast(),
         }
     }

@@ -102,6 +102,10 @@ impl Ends {
         };
         peer.ip(&format!("addr add {THEIRS}/24 dev {interface}"))?;
         peer.ip(&format!("link set {interface} up"))?;
+        if device == Device::Xdp {
+            // A frame that is redirected has the checksum of its sender.
+            run(peer.command("ethtool").args(["-K", interface, "tx", "off"]))?;
+        }
         Ok(Ends { ours, peer, device })
     }
 

@@ -23,7 +23,7 @@ print('error', socket.socket(family).connect_ex((sys.argv[1], 8000)))
 ";
 
 /// Options, a destination, the error, and whether the socket was ours.
-const CASES: [(&str, &str, i32, bool); 16] = [
+const CASES: [(&str, &str, i32, bool); 17] = [
     ("", "10.78.0.2", 0, true),
     ("--replicas 2", "10.78.0.2", 0, true),
     ("--replicas auto", "10.78.0.2", 0, true),
@@ -59,6 +59,7 @@ const CASES: [(&str, &str, i32, bool); 16] = [
     ),
     ("", "127.0.0.1", libc::ECONNREFUSED, false),
     ("--loopback", "127.0.0.1", libc::ECONNREFUSED, true),
+    ("--loopback", "::1", libc::ECONNREFUSED, false),
     (
         "--loopback --addr6 fd78::1/64",
         "::1",
