@@ -60,7 +60,7 @@ struct Entry<O> {
 pub(super) struct OpLog<O> {
     entries: Box<[Entry<O>]>,
     mask: u64,
-    capacity: u64,
+    pub(super) capacity: u64,
     /// The places of cursors in use, a bit each.
     members: CachePadded<AtomicU64>,
     /// Cursors made so far.
@@ -144,10 +144,6 @@ impl<O: Send + Sync> OpLog<O> {
             seq += 1;
         }
         seq
-    }
-
-    pub(super) fn capacity(&self) -> usize {
-        self.capacity as usize
     }
 
     pub(super) fn has_cursors(&self) -> bool {

@@ -529,7 +529,17 @@ impl<M: StateMachine> Shared<M> {
     }
 
     /// Makes sure that the replica has a state that counts.
+    #[inline(always)]
     fn ready(&self, id: usize, core: &mut Holder<'_, M>) -> Result<(), ReplicatedError> {
+        let replica = &self.replicas[id];
+        match replica.is_active() && !replica.state.is_suspect() {
+            true => Ok(()),
+            false => self.repair(id, core),
+        }
+    }
+
+    #[cold]
+    fn repair(&self, id: usize, core: &mut Holder<'_, M>) -> Result<(), ReplicatedError> {
         let replica = &self.replicas[id];
         if replica.state.is_suspect() && replica.is_active() {
             self.remove_state(id, core, ReplicaStatus::Poisoned);
@@ -547,8 +557,7 @@ impl<M: StateMachine> Shared<M> {
     }
 
     /// Applies everything published to this replica, for its handle with this place, if no other
-    /// thread does. The guard that it
-    /// returns keeps other writers out.
+    /// thread does. The guard that it returns keeps other writers out.
     pub(super) fn advance(
         &self,
         id: usize,
@@ -578,7 +587,7 @@ impl<M: StateMachine> Shared<M> {
         };
         batch.collect(
             replica.state.readers() & !(1 << place),
-            self.log.capacity() - 1,
+            self.log.capacity as usize - 1,
         );
         if let Err(why) = self.ready(id, &mut batch.core) {
             return batch.refuse(own, why);
@@ -604,7 +613,13 @@ impl<M: StateMachine> Shared<M> {
             _ => {}
         });
         batch.core.owners = owners;
-        // Without an error, all are answered.
+        if outcome.is_ok()
+            && let Some(own) = own
+        {
+            // All are answered.
+            batch.core.owners.clear();
+            return Ok(own);
+        }
         let why = outcome.err().unwrap_or(ReplicatedError::NoReplicaLeft);
         for place in batch.core.owners.drain(..).skip(answered) {
             replica.posts[place].answer(Err(WriteError { op: None, why }));
@@ -722,6 +737,9 @@ impl<M: StateMachine> Drop for Combined<'_, M> {
     #[inline]
     fn drop(&mut self) {
         let core = &mut *self.core;
+        if core.batch.is_empty() {
+            return core.owners.clear();
+        }
         for (op, place) in core.batch.drain(..).zip(core.owners.drain(..)) {
             self.posts[place].give_back(op);
         }
