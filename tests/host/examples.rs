@@ -48,6 +48,7 @@ const EXAMPLES: &[(&str, &[&[&str]])] = &[
     ),
     ("throughput", &[&["--rounds", "0"], &["fast"]]),
     ("throughput_tls", &[&["--rounds", "1001"]]),
+    ("tls_proxy", &[STACK, &["--to", "here"]]),
     ("top", &[STACK, &["--groups", "65"]]),
     (
         "tunnel",

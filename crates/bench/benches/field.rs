@@ -17,11 +17,14 @@
 //! | `--quick` | one round of one second, `packet` and large frames only | |
 //! | `--starts` | instead: ten starts of `services` in a row | |
 //! | `--examples FOLDER` | where the programs are | they are built |
+//! | `--store FILE` | adds the rates to what the table in the README comes from | |
 //!
 //! | load | client | our server | Linux' server |
 //! |---|---|---|---|
 //! | `iperf3`, `iperf3-zero-copy`, `iperf3-v6` | `iperf3`, with `-Z`, over IPv6 | `services` | `iperf3 -s`; for a TAP that receives, a program in C that only counts its frames |
 //! | `curl` | `curl` gets bytes | `services` | `services --linux` |
+//! | `https`, `openssl` | `curl` and `openssl s_client` get a file over TLS | `https_server` | `nginx` as one process |
+//! | `proxy` | `curl` gets bytes over TLS, from `services --linux` beside it | `tls_proxy` | `tls_proxy --linux` |
 //! | `wrk`, `wrk-1000` | `wrk` with 100 or 1000 connections | `services` | `nginx` as one process |
 //! | `http_server` | `wrk` with 1000 connections | `http_server --poller` | `nginx` as one process |
 //! | `search`, `blocks`, `aes` | `iperf3` | `services --process NAME` | the same with `--linux`: the work in the application's thread |
@@ -47,7 +50,8 @@ mod run {
     use dominoes_bench::namespaces::{
         self, CubicAllowed, Namespace, Outcome, Process, machine_nanos, requests_per_second,
     };
-    use dominoes_bench::report::Run;
+    use dominoes_bench::paper::Measure;
+    use dominoes_bench::report::{Directory, FIELD_VALUES, Run};
     use dominoes_bench::rounds::{self, Reading};
     use dominoes_bench::spread::Spread;
     use dominoes_bench::table::{Bar, Bars, Limit, Table};
@@ -86,6 +90,9 @@ mod run {
             ZeroCopy = "iperf3-zero-copy",
             V6 = "iperf3-v6",
             Curl = "curl",
+            Https = "https",
+            Openssl = "openssl",
+            Proxy = "proxy",
             Wrk = "wrk",
             Wrk1000 = "wrk-1000",
             HttpServer = "http_server",
@@ -102,9 +109,15 @@ mod run {
             matches!(self, Load::Wrk | Load::Wrk1000 | Load::HttpServer)
         }
 
+        /// Whether the client speaks TLS.
+        fn is_tls(self) -> bool {
+            matches!(self, Load::Https | Load::Openssl | Load::Proxy)
+        }
+
         /// Whether the server works on the bytes.
         fn is_work(self) -> bool {
-            matches!(self, Load::Search | Load::Blocks | Load::Aes | Load::Ingest)
+            let own = matches!(self, Load::Search | Load::Blocks | Load::Aes | Load::Ingest);
+            own || self.is_tls()
         }
 
         /// The directions that it has.
@@ -151,6 +164,7 @@ mod run {
         starts: bool,
         /// Empty: to be built.
         examples: PathBuf,
+        store: Option<PathBuf>,
     }
 
     /// A measurement of all servers.
@@ -188,6 +202,7 @@ mod run {
             seconds: 2,
             starts: false,
             examples: PathBuf::new(),
+            store: None,
         };
         while let Some(arg) = args.next()? {
             let Long(name) = arg else {
@@ -216,6 +231,7 @@ mod run {
                 "rounds" => options.rounds = value.parse()?,
                 "seconds" => options.seconds = value.parse()?,
                 "examples" => options.examples = value.into(),
+                "store" => options.store = Some(value.into()),
                 _ => return Err(format!("what is --{name}?").into()),
             }
         }
@@ -224,10 +240,12 @@ mod run {
 
     fn run(arguments: lexopt::Parser) -> Outcome<()> {
         let mut options = options(arguments)?;
-        let programs = ["ip", "ethtool", "iperf3", "curl", "wrk", "nginx", "cc"];
+        let programs = [
+            "ip", "ethtool", "iperf3", "curl", "wrk", "nginx", "openssl", "cc",
+        ];
         let needs = "CAP_NET_ADMIN and CAP_SYS_ADMIN), `ip`, `ethtool`, `iperf3`, `curl`, `wrk`, \
-                     `nginx` and a C compiler";
-        let packages = "iproute2 ethtool iperf3 curl wrk nginx-light gcc";
+                     `nginx`, `openssl` and a C compiler";
+        let packages = "iproute2 ethtool iperf3 curl wrk nginx-light openssl gcc";
         if !targets::can_run("field", namespaces::can_run(&programs), needs, packages) {
             return Ok(());
         }
@@ -250,15 +268,26 @@ mod run {
                 }
             }
         }
-        Ok(run.end(Vec::new())?)
+        run.end(Vec::new())?;
+        if let Some(path) = &options.store {
+            Directory::new(targets::directory()).store(path, Some("field"))?;
+        }
+        Ok(())
     }
 
     /// Builds the examples as a user does. Returns their folder.
     fn build() -> Outcome<PathBuf> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(cargo);
-        command.args(["build", "--release", "--quiet", "-p", "dominoes-services"]);
-        for example in ["services", "http_server", "ingest"] {
+        command.args(["build", "--release", "--quiet"]);
+        command.args(["-p", "dominoes-services", "-p", "dominoes-tls-examples"]);
+        for example in [
+            "services",
+            "http_server",
+            "ingest",
+            "https_server",
+            "tls_proxy",
+        ] {
             command.args(["--example", example]);
         }
         // target/release/deps/NAME
@@ -317,9 +346,19 @@ mod run {
                  client_body_temp_path {0}/body; proxy_temp_path {0}/proxy;\n\
                  fastcgi_temp_path {0}/fastcgi; uwsgi_temp_path {0}/uwsgi;\n\
                  scgi_temp_path {0}/scgi;\n\
-                 server {{ listen 80 backlog=4096; location / {{ return 200 {answer}; }} }} }}\n",
+                 server {{ listen 80 backlog=4096; location / {{ return 200 {answer}; }} }}\n\
+                 server {{ listen 443 ssl; ssl_certificate {0}/cert; ssl_certificate_key {0}/key;\n\
+                 root {0}; }} }}\n",
                 folder.0.display()
             );
+            let [cert, key] = ["cert", "key"].map(|name| folder.path(name));
+            let made =
+                "req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:P-256 -subj /CN=field";
+            let mut openssl = Command::new("openssl");
+            openssl
+                .args(made.split(' '))
+                .args(["-keyout", &key, "-out", &cert]);
+            namespaces::run(&mut openssl)?;
             fs::write(folder.path("nginx.conf"), nginx)?;
             let [near, far] = [Namespace::new("near")?, Namespace::new("far")?];
             far.shell("echo 0 > /proc/sys/net/ipv6/conf/default/disable_ipv6")?;
@@ -366,16 +405,23 @@ mod run {
         fn start(&self, row: Row, server: Server) -> Outcome<(Process, String)> {
             let Row { device, load, .. } = row;
             let v6 = load == Load::V6;
-            let address = |net| match v6 {
-                true => format!("fd00:{net}::1"),
-                false => format!("10.{net}.0.1"),
-            };
             let example = match load {
                 Load::HttpServer => "http_server",
                 Load::Ingest => "ingest",
+                Load::Https | Load::Openssl => "https_server",
+                Load::Proxy => "tls_proxy",
                 _ => "services",
             };
             let program = self.options.examples.join(example).display().to_string();
+            let net = match (server, device) {
+                (Server::Linux, _) => 79,
+                (_, Device::Tap) => 77,
+                _ => 78,
+            };
+            let address = match v6 {
+                true => format!("fd00:{net}::1"),
+                false => format!("10.{net}.0.1"),
+            };
             let own = match load {
                 Load::HttpServer => {
                     vec!["--poller".to_owned(), "--root".into(), self.folder.path("")]
@@ -383,33 +429,37 @@ mod run {
                 Load::Search | Load::Blocks | Load::Aes => {
                     vec!["--process".to_owned(), load.name().to_owned()]
                 }
+                Load::Https | Load::Openssl => vec!["--root".to_owned(), self.folder.path("")],
+                Load::Proxy => vec!["--to".to_owned(), format!("10.{net}.0.2:80")],
                 _ => Vec::new(),
             };
             let mut arguments: Vec<&str> = own.iter().map(String::as_str).collect();
             if server == Server::Linux {
                 let conf = self.folder.path("nginx.conf");
+                let is_nginx =
+                    |load: Load| load.is_requests() || matches!(load, Load::Https | Load::Openssl);
                 let (program, arguments) = match load {
                     Load::Iperf | Load::ZeroCopy | Load::V6 => {
                         ("iperf3", vec!["-s", "--forceflush"])
                     }
-                    load if load.is_requests() => ("nginx", vec!["-c", &conf]),
+                    load if is_nginx(load) => ("nginx", vec!["-c", &conf]),
                     _ => {
                         arguments.push("--linux");
                         (&*program, arguments)
                     }
                 };
                 let process = Process::spawn(self.near.command(program), &arguments)?;
-                if !load.is_requests() {
+                if !is_nginx(load) {
                     process.line(PATIENCE)?;
                 }
                 // `nginx` prints nothing, and others print before they listen.
                 thread::sleep(Duration::from_millis(200));
-                return Ok((process, address(79)));
+                return Ok((process, address));
             }
-            let (place, option, interface, net) = match device {
-                Device::Packet => (&self.near, "--packet", "veth0", 78),
-                Device::Xdp => (&self.near, "--xdp", "veth0", 78),
-                Device::Tap => (&self.far, "--tap", "tap0", 77),
+            let (place, option, interface) = match device {
+                Device::Packet => (&self.near, "--packet", "veth0"),
+                Device::Xdp => (&self.near, "--xdp", "veth0"),
+                Device::Tap => (&self.far, "--tap", "tap0"),
             };
             let [v4, six] = [format!("10.{net}.0.1/24"), format!("fd00:{net}::1/64")];
             arguments.extend([option, interface, "--addr", &v4]);
@@ -423,7 +473,7 @@ mod run {
             }
             let process = Process::spawn(place.command(&program), &arguments)?;
             process.line(PATIENCE)?;
-            Ok((process, address(net)))
+            Ok((process, address))
         }
 
         /// Counts the frames of a TAP.
@@ -460,6 +510,17 @@ mod run {
             {
                 return self.count(row.frames);
             }
+            // Where a proxy gets its bytes.
+            let _behind = match load {
+                Load::Proxy => {
+                    let services = self.options.examples.join("services");
+                    let services = services.display().to_string();
+                    let behind = Process::spawn(self.far.command(&services), &["--linux"])?;
+                    behind.line(PATIENCE)?;
+                    Some(behind)
+                }
+                _ => None,
+            };
             let (_server, address) = self.start(row, server)?;
             let seconds = self.options.seconds.to_string();
             let mut bytes = HTTP_BYTES * self.options.seconds;
@@ -472,6 +533,23 @@ mod run {
                     bytes = UPLOADED * self.options.seconds;
                     let (file, url) = (self.folder.path("upload"), format!("http://{address}/"));
                     ("curl", vec!["-sfT".into(), file, url])
+                }
+                Load::Https | Load::Proxy => {
+                    bytes = UPLOADED * self.options.seconds;
+                    let path = match load {
+                        Load::Proxy => format!("bytes/{bytes}"),
+                        _ => "upload".to_owned(),
+                    };
+                    let url = format!("https://{address}/{path}");
+                    ("curl", vec!["-skfo".into(), "/dev/null".into(), url])
+                }
+                Load::Openssl => {
+                    bytes = UPLOADED * self.options.seconds;
+                    let get = "printf 'GET /upload HTTP/1.0\\r\\n\\r\\n'";
+                    let client = format!("openssl s_client -quiet -connect {address}:443");
+                    let enough =
+                        format!("test $({get} | {client} 2>/dev/null | wc -c) -gt {bytes}");
+                    ("sh", vec!["-c".into(), enough])
                 }
                 Load::Wrk | Load::Wrk1000 | Load::HttpServer => {
                     let url = format!("http://{address}/bytes/100");
@@ -494,7 +572,9 @@ mod run {
             let (took, work) = (begin.elapsed().as_secs_f64(), machine_nanos() - work);
             let said = String::from_utf8_lossy(&output.stdout);
             let (rate, units) = match load {
-                Load::Curl | Load::Ingest => (bytes as f64 * 8e-9 / took, bytes as f64 / 1e9),
+                load if load == Load::Curl || load == Load::Ingest || load.is_tls() => {
+                    (bytes as f64 * 8e-9 / took, bytes as f64 / 1e9)
+                }
                 load if load.is_requests() => {
                     let rate = requests_per_second(&said).unwrap_or(0.0);
                     (rate / 1e3, rate * self.options.seconds as f64 / 1e5)
@@ -708,6 +788,21 @@ mod run {
                 if let Some(rate) = rounds::spread(&rates) {
                     let name = format!("{load}, {way}: {}", server.name());
                     bars.bars.push(Bar::new(name, server.name(), rate, 2));
+                }
+            }
+            let over = rounds::over(&self.rates(Server::Auto), &self.rates(Server::Linux));
+            let [linux, one, auto] =
+                [Server::Linux, Server::One, Server::Auto].map(|server| self.rates(server));
+            for (name, readings) in FIELD_VALUES.iter().zip([linux, one, auto, over]) {
+                let (values, left_out) = rounds::kept(&readings);
+                if let Some(ours) = rounds::spread(&readings) {
+                    let measure = Measure {
+                        disturbed: left_out.is_none(),
+                        ..Measure::of(ours, values.len())
+                    };
+                    let (device, frames) = (row.device.name(), row.frames.name());
+                    let name = format!("{device}, {frames}: {load}, {way}: {name}");
+                    table.measure(name, measure);
                 }
             }
             self.set_goals(row, table);

@@ -7,9 +7,9 @@
 //!     [--resume] [--list]
 //! ```
 //!
-//! Prints one page; with names of experiments or `--tables`, all tables before it. `--store` writes
-//! what the outcomes in the README come from: all sections of the report, other bench targets
-//! included.
+//! Prints one page; with names of experiments or `--tables`, all tables before it. `--store` adds
+//! all sections of the report, other bench targets included, to what the outcomes in the README
+//! come from.
 //!
 //! Writes `report.html`, a page with every experiment beside what the papers published, anew after
 //! each experiment. `--resume` takes the results of an earlier run with the same options on this
@@ -290,7 +290,7 @@ fn run(options: &Options) -> Result<(), String> {
     if let Some(directory) = &out.directory {
         println!("the report: {}", directory.page().display());
         if let Some(path) = &options.store {
-            report::write_json(path, &directory.stored())?;
+            directory.store(path, None)?;
         }
     }
     let failures = sections.iter().flat_map(|section| &section.failures);

@@ -20,7 +20,8 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 pub use page::page;
-pub use stored::Stored;
+pub use stored::FIELD_VALUES;
+use stored::Stored;
 
 use crate::experiments::EXPERIMENTS;
 use crate::paper::{Figure, Measures, PAPERS};
@@ -173,9 +174,15 @@ impl Directory {
         write(&self.page(), &self.html())
     }
 
-    /// What its sections measured, for the outcomes in the README.
-    pub fn stored(&self) -> Stored {
-        Stored::of(contents().filter_map(|(name, ..)| self.section(name)))
+    /// Adds what its sections measured, of all bench targets or of one, to a stored run: what the
+    /// outcomes in the READMEs come from.
+    ///
+    /// # Errors
+    /// If the file cannot be written, or holds something else.
+    pub fn store(&self, path: &Path, only: Option<&str>) -> Result<(), String> {
+        let names = contents().map(|(name, ..)| name);
+        let names = names.filter(|name| only.is_none_or(|only| *name == only));
+        Stored::of(names.filter_map(|name| self.section(name))).add_to(path)
     }
 
     /// The page.

@@ -1,6 +1,8 @@
 //! A run that is kept with the sources: what the outcomes of the READMEs come from.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
@@ -10,14 +12,14 @@ use crate::topology::Machine;
 
 /// What the sections of a report measured, by their names.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct Stored {
+pub(super) struct Stored {
     /// The sections.
     pub sections: BTreeMap<String, StoredSection>,
 }
 
 /// What one of them measured.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct StoredSection {
+pub(super) struct StoredSection {
     /// Where it ran, and from which sources.
     pub machine: Machine,
     /// What published figures are compared with, and [`HEADLINES`].
@@ -68,7 +70,31 @@ const HEADLINES: [(&str, &str, &str); 8] = [
     ),
 ];
 
+/// What follows the name of a row in the names of the measures of `field`.
+pub const FIELD_VALUES: [&str; 4] = ["Linux", "one", "auto", "auto / Linux"];
+
 impl Stored {
+    /// Adds its sections to the file at `path`, if there is one. Where the file has a section from
+    /// the same sources, this replaces the measures that were measured again.
+    pub(super) fn add_to(self, path: &Path) -> Result<(), String> {
+        let mut all = match fs::read(path) {
+            Ok(text) => serde_json::from_slice(&text)
+                .map_err(|error| format!("{}: {error}", path.display()))?,
+            Err(_) => Stored::default(),
+        };
+        for (name, section) in self.sections {
+            match all.sections.get_mut(&name) {
+                Some(old) if old.machine.commit == section.machine.commit => {
+                    old.measures.extend(section.measures);
+                }
+                _ => {
+                    all.sections.insert(name, section);
+                }
+            }
+        }
+        super::write_json(path, &all)
+    }
+
     pub(super) fn of(sections: impl Iterator<Item = Section>) -> Stored {
         let figures = figures();
         let one = |mut section: Section| {
@@ -81,6 +107,7 @@ impl Stored {
                     || HEADLINES
                         .iter()
                         .any(|&(_, of, is)| of == name && is == measure)
+                    || name == "field"
             });
             let stored = StoredSection {
                 machine: section.machine,
@@ -97,7 +124,7 @@ impl Stored {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::{Path, PathBuf};
+    use std::path::PathBuf;
 
     const UPDATE: &str = "UPDATE_README";
 
@@ -125,6 +152,122 @@ mod tests {
         rows
     }
 
+    /// Parts of the names of the rows of `field`, in the README's order and words.
+    type Words = &'static [(&'static str, &'static str)];
+    const DEVICES: Words = &[("packet", ""), ("tap", "TAP: "), ("xdp", "AF_XDP: ")];
+    const FRAMES: Words = &[("large", ""), ("small", ", frames up to the MTU")];
+    const WAYS: Words = &[("receive", ", we receive"), ("send", ", we send")];
+    const LOADS: Words = &[
+        ("iperf3", "`iperf3`"),
+        ("iperf3-zero-copy", "`iperf3 -Z`"),
+        ("iperf3-v6", "`iperf3` over IPv6"),
+        ("curl", "`curl`"),
+        ("https", "`curl` over TLS"),
+        ("openssl", "`openssl s_client`"),
+        ("proxy", "`curl` through a proxy that ends TLS"),
+        ("wrk", "`wrk`, 100 connections (Linux: nginx)"),
+        ("wrk-1000", "`wrk`, 1000 connections (Linux: nginx)"),
+        (
+            "http_server",
+            "`wrk`, 1000 connections, `http_server` (Linux: nginx)",
+        ),
+        ("search", "`iperf3`, a search for 100 strings"),
+        ("blocks", "`iperf3`, SHA-256 of blocks of 16 KB"),
+        ("aes", "`iperf3`, AES-256-CTR"),
+        ("ingest", "`curl -T` to `ingest`: BLAKE3 and a search"),
+    ];
+
+    /// All rows that `field` may have: names and words.
+    fn rows_of_field() -> impl Iterator<Item = (String, String)> {
+        let rows = DEVICES.iter().flat_map(|device| {
+            let rest = FRAMES
+                .iter()
+                .flat_map(|frames| LOADS.iter().map(move |load| (frames, load)));
+            rest.flat_map(move |(frames, load)| {
+                WAYS.iter().map(move |way| [device, frames, load, way])
+            })
+        });
+        rows.map(|[device, frames, load, way]| {
+            let name = format!("{}, {}: {}, {}", device.0, frames.0, load.0, way.0);
+            (name, format!("{}{}{}{}", device.1, load.1, frames.1, way.1))
+        })
+    }
+
+    /// The README's table of `field`: the rows that were measured.
+    fn field_rows(measures: &Measures) -> String {
+        let mut rows = String::from(FIELD_HEAD);
+        for (row, words) in rows_of_field() {
+            let values = FIELD_VALUES.map(|value| measures.get(&format!("{row}: {value}")));
+            let [Some(linux), Some(one), Some(auto), Some(ratio)] = values else {
+                continue;
+            };
+            let [linux, one, auto] = [linux, one, auto].map(|rate| match rate.ours.median {
+                rate if rate < 100.0 => format!("{rate:.1}"),
+                rate => format!("{rate:.0}"),
+            });
+            let ratio = match ratio.disturbed {
+                true => format!("{:.2} (disturbed)", ratio.ours.median),
+                false => ratio.ours.to_string(),
+            };
+            rows += &format!("| {words} | {linux} | {one} | {auto} | {ratio} |\n");
+        }
+        rows
+    }
+
+    const FIELD_HEAD: &str = "\
+        | client | Linux | ours, one replica | ours, default | default over Linux |\n\
+        |---|---|---|---|---|\n";
+
+    #[test]
+    fn a_row_of_field_needs_all_its_values() {
+        let row = "packet, large: iperf3, receive";
+        let mut measures = Measures::new();
+        let mut add = |value: &str, ours| {
+            let measure = crate::paper::Measure::of(crate::spread::Spread::one(ours), 5);
+            measures.insert(format!("{row}: {value}"), measure);
+        };
+        add("Linux", 57.81);
+        add("one", 42.44);
+        add("auto", 141.4);
+        assert_eq!(field_rows(&measures), FIELD_HEAD);
+        measures.insert(
+            format!("{row}: auto / Linux"),
+            crate::paper::Measure::of(crate::spread::Spread::one(2.5), 5),
+        );
+        let expected = "| `iperf3`, we receive | 57.8 | 42.4 | 141 | 2.50 [2.50 2.50] |\n";
+        assert_eq!(field_rows(&measures), FIELD_HEAD.to_owned() + expected);
+    }
+
+    #[test]
+    fn sections_are_added_to_those_of_a_file() {
+        let path = std::env::temp_dir().join(format!("dominoes-stored-{}", std::process::id()));
+        let stored = |commit: &str, measure: &str| {
+            let machine = Machine {
+                commit: Some(commit.to_owned()),
+                ..Machine::here()
+            };
+            let measures = [(measure.to_owned(), crate::paper::Measure::exact(1.0))].into();
+            let section = StoredSection { machine, measures };
+            Stored {
+                sections: [("field".to_owned(), section)].into(),
+            }
+        };
+        let kept = |stored: Stored| {
+            stored.add_to(&path).unwrap();
+            let text = fs::read_to_string(&path).unwrap();
+            let all: Stored = serde_json::from_str(&text).unwrap();
+            all.sections["field"]
+                .measures
+                .keys()
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(kept(stored("a", "x")), ["x"]);
+        assert_eq!(kept(stored("a", "y")), ["x", "y"]);
+        assert_eq!(kept(stored("b", "z")), ["z"]);
+        fs::remove_file(&path).unwrap();
+    }
+
     /// Compares, or writes with `UPDATE_README=1 cargo test -p dominoes-bench --lib stored`.
     #[test]
     fn outcomes_in_the_readme_are_those_of_the_stored_run() {
@@ -141,6 +284,15 @@ mod tests {
             let rows = rows(&stored, paper);
             if readme[from..][..len] != rows {
                 wrong.push(paper);
+                readme.replace_range(from..from + len, &rows);
+            }
+        }
+        if let Some(field) = stored.sections.get("field") {
+            let from = readme.find(FIELD_HEAD).expect("the table of `field`");
+            let len = readme[from..].find("\n\n").expect("text after it") + 1;
+            let rows = field_rows(&field.measures);
+            if readme[from..][..len] != rows {
+                wrong.push("the table of `field`");
                 readme.replace_range(from..from + len, &rows);
             }
         }
