@@ -12,6 +12,7 @@
 //! entries.
 
 use criterion::{BatchSize, Bencher, BenchmarkId, Criterion, Throughput};
+use dominoes::replicated::{MapOp, Replicated};
 use dominoes::{
     EventCount, Exclusive, Park, ReadBatch, Spin, SpinYield, Verdicts, Wait, Wheel, batches,
 };
@@ -20,6 +21,7 @@ use dominoes_bench::micro::{CAPACITY, Others, Ring};
 use dominoes_bench::targets;
 use dominoes_testkit::Rng;
 use std::{
+    collections::HashMap,
     ffi::OsString,
     hint::black_box,
     process::{Command, ExitCode},
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
     members(&mut criterion);
     beside(&mut criterion);
     waiting(&mut criterion);
+    replicated(&mut criterion);
     timers::<Wheel<u64>>(&mut criterion);
     timers::<Heap>(&mut criterion);
     timers::<Map>(&mut criterion);
@@ -154,6 +157,20 @@ fn read(criterion: &mut Criterion) {
             });
         }
     }
+}
+
+/// A map with two replicas: a write, a read, and a write with the read that applies it elsewhere.
+fn replicated(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("replicated");
+    let builder = Replicated::builder(HashMap::new()).replicas(2);
+    let map = builder.build().expect("the settings are right");
+    let [mut here, mut there] = [0, 1].map(|id| map.handle_on(id).expect("it is there"));
+    let insert = || MapOp::Insert(black_box(1u64), 1u64);
+    group.bench_function("write", |bencher| bencher.iter(|| here.write(insert())));
+    group.bench_function("read", |bencher| bencher.iter(|| here.read(HashMap::len)));
+    group.bench_function("write, read elsewhere", |bencher| {
+        bencher.iter(|| (here.write(insert()), there.read(HashMap::len)));
+    });
 }
 
 /// The cost of a call that finds the ring full or empty, and of reading a position again or

@@ -514,10 +514,20 @@ fn tables(rows: &[Row], keys: usize) -> Vec<Table> {
 
 /// Projects rates of more cores with a replica each. A core applies the writes of all others, each
 /// at the cost that two near cores show, transfers included. The log's own limit is not modelled.
+/// Without transfers two cores would be twice as fast as one, which applies to both replicas.
 fn projection(rows: &[Row]) -> Option<Table> {
     let cores = [2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
     let title = "dominoes, per core: million operations per second, projected from one and two";
-    let columns = ["keys, writes", "2 cores", "4", "8", "16", "32", "64 cores"];
+    let columns = [
+        "keys, writes",
+        "2 cores",
+        "4",
+        "8",
+        "16",
+        "32",
+        "64 cores",
+        "near, ns a write",
+    ];
     let mut table = Table::new(title.to_owned(), &columns);
     for keys in Keys::ALL {
         // The time of an operation of each core, in microseconds.
@@ -525,7 +535,7 @@ fn projection(rows: &[Row]) -> Option<Table> {
             let row = find(rows, Peer::PerCore, (keys, writes, threads))?;
             Some(threads as f64 / row.spread(distance)?.median)
         };
-        for writes in WRITES {
+        for writes in WRITES.into_iter().filter(|writes| *writes > 0) {
             let one = time(writes, 1, None);
             let two = time(writes, 2, Some(Distance::Near));
             let (Some(one), Some(two)) = (one, two) else {
@@ -534,7 +544,8 @@ fn projection(rows: &[Row]) -> Option<Table> {
             let rate = |cores: f64| cores / (one + (cores - 1.0) * (two - one).max(0.0));
             let name = format!("{}, {writes} %", keys.name());
             let rates = cores.map(|cores| format!("{:.0}", rate(cores)));
-            table.row([name].into_iter().chain(rates).collect());
+            let between = format!("{:.0}", (two - one) * 1e5 / writes as f64);
+            table.row([name].into_iter().chain(rates).chain([between]).collect());
         }
     }
     (!table.rows.is_empty()).then_some(table)
