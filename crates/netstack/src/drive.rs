@@ -426,12 +426,29 @@ impl ByHand {
     }
 }
 
+/// Calls a worker. One that unwinds is dropped, as on a thread: a part of its step is done, and no
+/// later call may do the rest with other frames.
+#[inline]
+fn call<W: ?Sized, R>(workers: &mut Vec<Box<W>>, at: usize, call: impl FnOnce(&mut W) -> R) -> R {
+    struct Unwinds<'a, W: ?Sized>(&'a mut Vec<Box<W>>, usize);
+    impl<W: ?Sized> Drop for Unwinds<'_, W> {
+        fn drop(&mut self) {
+            self.0.remove(self.1);
+        }
+    }
+    assert!(at < workers.len(), "there is no worker {at}");
+    let unwinds = Unwinds(workers, at);
+    let done = call(&mut unwinds.0[at]);
+    core::mem::forget(unwinds);
+    done
+}
+
 impl<W: Worker + ?Sized> ByHand<W> {
     /// One turn of each worker, in order. Returns how much was done. If that is 0, and 0 again,
     /// nothing will happen before [`next_deadline`](Self::next_deadline) unless a frame comes or an
-    /// application acts.
+    /// application acts. A worker that panics, as the code of a device may, is gone afterwards.
     pub fn turn(&mut self, now: Instant) -> usize {
-        hold_wakeups(|| self.workers.iter_mut().map(|worker| worker.turn(now)).sum())
+        hold_wakeups(|| self.each(|worker| worker.turn(now)))
     }
 
     /// The latest time for the next [`turn`](Self::turn), for timers of connections and for what
@@ -529,16 +546,25 @@ impl<W: Worker + ?Sized> ByHand<W> {
     /// until all its effects are done and its frames are sent. Returns false at the end of the
     /// recording.
     ///
-    /// Puts the bytes that the application wrote into the send rings first. The caller reads
-    /// through the sockets as much as the application had read by then.
+    /// Puts the bytes that the application wrote into the send rings first. A recording counts
+    /// the bytes that its application had read, and a replay overwrites these, whatever was read
+    /// here. So a stack that replays has no sockets: connections and UDP sockets made later fail.
     ///
     /// # Errors
-    /// If the recording cannot be read.
+    /// If the recording cannot be read; [`io::ErrorKind::InvalidInput`] if the stack has had a
+    /// connection or a UDP socket.
     #[cfg(feature = "record")]
     pub fn replay(&mut self, recording: &mut Recording<impl Read>) -> io::Result<bool> {
+        let sockets = self.handle.sockets();
+        if !sockets.worlds().iter().all(|world| world.admits_replay()) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a stack that has had sockets replays no log",
+            ));
+        }
         let entry = recording.next_entry()?;
         if let Some(entry) = &entry {
-            self.replay_entry(entry);
+            self.replay_one(entry);
         }
         Ok(entry.is_some())
     }
@@ -567,7 +593,8 @@ impl ByHand {
 
 #[doc(hidden)]
 impl<W: Worker + ?Sized> ByHand<W> {
-    /// The workers, in the order in which they came.
+    /// The workers, in the order in which they came. One that unwinds must not be used again.
+    #[cfg(any(test, feature = "testkit"))]
     pub fn workers(&mut self) -> &mut [Box<W>] {
         &mut self.workers
     }
@@ -593,7 +620,7 @@ impl<W: Worker + ?Sized> ByHand<W> {
     /// # Panics
     /// If there is no such worker.
     pub fn step(&mut self, worker: usize, step: TurnStep, now: Instant) -> bool {
-        self.workers[worker].step(step, now)
+        call(&mut self.workers, worker, |worker| worker.step(step, now))
     }
 
     /// What the receive pump counted; of several, the first.
@@ -619,21 +646,32 @@ impl<W: Worker + ?Sized> ByHand<W> {
         self.handle.membership_stats()
     }
 
-    /// As [`replay`](Self::replay), of this request.
+    /// As [`replay`](Self::replay), of this request, also if the stack has sockets. The test reads
+    /// as much through these as the recorded application had read, and borrows nothing.
+    #[cfg(feature = "testkit")]
     pub fn replay_entry(&mut self, entry: &Entry) {
+        self.replay_one(entry);
+    }
+
+    fn replay_one(&mut self, entry: &Entry) {
         self.work();
-        let _ = self.workers.iter_mut().any(|worker| worker.replay(entry));
+        let mut is_taken = false;
+        self.each(|worker| {
+            is_taken = is_taken || worker.replay(entry);
+            0
+        });
         self.work();
     }
 
     fn work(&mut self) {
-        while self
-            .workers
-            .iter_mut()
-            .map(|worker| worker.work())
-            .sum::<usize>()
-            > 0
-        {}
+        while self.each(|worker| worker.work()) > 0 {}
+    }
+
+    /// Calls each worker, and adds up how much each did.
+    fn each(&mut self, mut what: impl FnMut(&mut W) -> usize) -> usize {
+        let workers = &mut self.workers;
+        let each = 0..workers.len();
+        each.map(|at| call(workers, at, &mut what)).sum()
     }
 }
 

@@ -382,7 +382,12 @@ pub struct TcpStream {
 }
 
 impl TcpStream {
+    /// Without a connection if `world` was used for a replay.
     fn new(world: &Arc<World>, conn: ConnId, flow: Flow) -> Self {
+        let conn = match world.admits_sockets() {
+            true => conn,
+            false => ConnId::NONE,
+        };
         TcpStream::over(&Arc::new(Half::new(world, conn, flow)))
     }
 

@@ -3,8 +3,8 @@
 
 #![cfg(feature = "testkit")]
 
+use std::io;
 use std::net::Ipv4Addr;
-
 use std::sync::{Arc, Mutex};
 
 use dominoes_drivers::memory::{MemoryConfig, pair, scripted_with};
@@ -15,7 +15,8 @@ use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{
-    ByHand, Interface, Limits, MembershipError, Recorder, Recording, SocketError, Stack, TcpStream,
+    Builder, ByHand, Interface, Limits, MembershipError, Recorder, Recording, SocketError, Stack,
+    TcpStream,
 };
 use dominoes_testkit::app::Traffic;
 use dominoes_testkit::hand::{self, Scripted, Shape};
@@ -649,4 +650,56 @@ fn a_recorded_stack_is_replayed_by_hand() {
     }
     assert!(requests > 1, "{requests}");
     assert_eq!(again.fingerprint(), stack.fingerprint());
+}
+
+/// A stack whose client has connected to another one.
+fn connected(recorder: Option<Recorder>) -> ([ByHand; 2], TcpStream) {
+    let (left, right) = pair(MemoryConfig::default());
+    let builder = Stack::builder("10.0.0.1/24").secret([1, 2]);
+    let builder = recorder.into_iter().fold(builder, Builder::record);
+    let mut client = builder.by_hand(left).unwrap();
+    let mut server = Stack::builder("10.0.0.2/24").by_hand(right).unwrap();
+    let _listener = server.sockets().listen(PORT, 4).unwrap();
+    let to = (PEER, PORT).into();
+    let mut opening = client.sockets().begin_connect(to).unwrap();
+    for millis in 1.. {
+        client.turn(Instant::from_millis(millis));
+        server.turn(Instant::from_millis(millis));
+        if let Some(stream) = opening.try_finish().unwrap() {
+            return ([client, server], stream);
+        }
+    }
+    unreachable!("it connects")
+}
+
+#[test]
+fn no_log_is_replayed_over_what_an_application_borrows() {
+    let bytes = Memory::default();
+    let recorder = Recorder::new(Box::new(bytes.clone()), &Limits::default()).unwrap();
+    let ([mut stack, _peer], mut stream) = connected(Some(recorder));
+    assert_eq!(stream.try_write(b"recorded"), Ok(8));
+    stack.turn(Instant::from_millis(100));
+    stack.take_recorder().unwrap().finish().unwrap();
+    let bytes = bytes.0.lock().unwrap().clone();
+
+    let ([mut again, _peer], mut stream) = connected(None);
+    let mut recording = Recording::open(&bytes[..]).unwrap();
+    let mut borrowed = stream.halves().1.reserve(8).unwrap();
+    borrowed.copy_from_slice(b"borrowed");
+    let mut replayed = 0;
+    let refused = loop {
+        match again.replay(&mut recording) {
+            Ok(true) => replayed += 1,
+            ended => break ended,
+        }
+    };
+    assert_eq!(borrowed[..], *b"borrowed", "after {replayed} requests");
+    assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::InvalidInput);
+
+    let (device, _script) = scripted_with(MemoryConfig::default());
+    let mut again = Stack::builder("10.0.0.1/24").by_hand(device).unwrap();
+    let mut recording = Recording::open(&bytes[..]).unwrap();
+    while again.replay(&mut recording).unwrap() {}
+    let refused = again.sockets().bind_udp(PORT).unwrap_err();
+    assert_eq!(refused, SocketError::Aborted);
 }

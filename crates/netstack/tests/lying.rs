@@ -4,6 +4,7 @@
 #![cfg(feature = "testkit")]
 
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration as StdDuration;
@@ -19,7 +20,7 @@ use dominoes_netstack::framed::{
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{self, Setup};
-use dominoes_netstack::{Limits, Recorder, SocketError, TcpStream};
+use dominoes_netstack::{ByHand, Limits, Recorder, SocketError, Stack, TcpStream, VariantKind};
 
 use crate::support::{Ends, setup};
 
@@ -590,4 +591,114 @@ fn a_recording_into_a_writer_that_lies_harms_no_worker() {
         |to| or_nothing(server.try_read(to)),
     );
     assert_eq!(heard, [1; 10_000]);
+}
+
+/// Keeps a copy of each frame until it is sent. Panics in a call if the number's lowest bit is set,
+/// and shifts the number.
+struct Panicking(AtomicU64, Mutex<Vec<Vec<u8>>>);
+
+impl TxPrepare for Panicking {
+    fn prepare(&self, first: usize, frames: &[TxFrame<'_>]) {
+        let calls = self.0.load(Ordering::Relaxed);
+        self.0.store(calls >> 1, Ordering::Relaxed);
+        assert!(calls & 1 == 0, "a planned panic");
+        for (slot, frame) in self.1.lock().unwrap()[first..].iter_mut().zip(frames) {
+            *slot = [frame.head, frame.payload].concat();
+        }
+    }
+}
+
+struct PanickingDevice<D>(D, Arc<Panicking>);
+
+impl<D: Device + 'static> Device for PanickingDevice<D> {
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        self.0.mac()
+    }
+
+    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
+        let (rx, tx) = Box::new(self.0).split();
+        (rx, Box::new(PanickingDevice(tx, self.1)))
+    }
+}
+
+impl DeviceTx for PanickingDevice<Box<dyn DeviceTx>> {
+    fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
+        self.0.transmit(frames)
+    }
+
+    fn preparer(&mut self, slots: usize) -> Option<Arc<dyn TxPrepare>> {
+        self.1.1.lock().unwrap().resize(slots, Vec::new());
+        Some(self.1.clone())
+    }
+
+    fn transmit_prepared(&mut self, first: usize, count: usize) -> Result<usize, DeviceError> {
+        let frames = &self.1.1.lock().unwrap()[first..][..count];
+        let frames: Vec<_> = frames.iter().map(|frame| TxFrame::new(frame)).collect();
+        self.0.transmit(&frames)
+    }
+
+    fn stats(&self) -> TxStats {
+        self.0.stats()
+    }
+}
+
+/// A step that unwound is done in part. A later turn that did the rest, with other frames, would
+/// write where an application reads.
+#[test]
+fn a_worker_that_unwinds_is_not_driven_again() {
+    // Builders prepare frames in stacks with several workers.
+    let kinds = VariantKind::ALL.iter().copied();
+    for kind in kinds.filter(|kind| *kind != VariantKind::Single) {
+        let (device, other) = memory::pair(MemoryConfig::default());
+        let preparer = Arc::new(Panicking(AtomicU64::new(0), Mutex::default()));
+        let device = PanickingDevice(device, preparer.clone());
+        let ours = Stack::builder("10.0.0.1/24").variant(kind).replicas(2);
+        let mut ours = ours.by_hand(device).unwrap();
+        let mut peer = Stack::builder("10.0.0.2/24").by_hand(other).unwrap();
+        let mut now = Instant::ZERO;
+        let mut turn = |stack: &mut ByHand| {
+            now += Duration::from_millis(1);
+            catch_unwind(AssertUnwindSafe(|| while stack.turn(now) > 0 {})).is_err()
+        };
+        let listener = ours.sockets().listen(7, 4).unwrap();
+        let at = "10.0.0.1:7".parse().unwrap();
+        let mut opening = peer.sockets().begin_connect(at).unwrap();
+        let mut client = loop {
+            turn(&mut ours);
+            turn(&mut peer);
+            if let Some(client) = opening.try_finish().unwrap() {
+                break client;
+            }
+        };
+        turn(&mut ours);
+        let (mut server, _writer) = listener.try_accept().unwrap().0.split();
+
+        preparer.0.store(0b101, Ordering::Relaxed);
+        let mut unwound = 0;
+        for byte in 1..=20 {
+            let _ = client.try_write(&[byte; 3000]);
+            turn(&mut peer);
+            unwound += usize::from(turn(&mut ours));
+            if let Ok(lent) = server.try_fill() {
+                let before = lent.to_vec();
+                let _ = client.try_write(&[!byte; 3000]);
+                turn(&mut peer);
+                unwound += usize::from(turn(&mut ours));
+                assert_eq!(lent, before, "{kind:?}");
+            }
+        }
+        assert!([1, 2].contains(&unwound), "{kind:?}: {unwound}");
+        let mut buffer = [0; 4096];
+        let ended = loop {
+            match server.try_read(&mut buffer) {
+                Ok(len) if len > 0 => {}
+                ended => break ended,
+            }
+        };
+        assert_eq!(ended, Err(SocketError::Down), "{kind:?}");
+    }
 }

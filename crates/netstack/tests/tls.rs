@@ -300,7 +300,7 @@ fn a_worker_that_unwinds_in_a_record_leaves_it_to_the_next() {
     let sent = text(200_000, 6);
     for who in [OURS, SERVER, CLIENT] {
         for after in [0, 1, 5] {
-            let mut pair = Plan::new(Variant::Single, who, SUITES[after]).build(seed());
+            let mut pair = Plan::new(Variant::Replicated(2), who, SUITES[after]).build(seed());
             pair.handshake();
             for host in pair.hosts {
                 unwind_in_unit(pair.net.sockets(host), after as u64);

@@ -442,7 +442,14 @@ pub(crate) struct World {
     closing: AtomicBool,
     /// Whether opens wait for the first lease of DHCP.
     awaits_lease: AtomicBool,
+    /// The user of the rings: [`UNUSED`], until [`SOCKETS`] or a [`REPLAY`] use them.
+    user: AtomicU8,
 }
+
+const UNUSED: u8 = 0;
+const SOCKETS: u8 = 1;
+#[cfg(feature = "record")]
+const REPLAY: u8 = 2;
 
 /// Collects wakeups of applications, so that several events of one connection cause one wakeup:
 /// when another connection has an event, or when this is dropped.
@@ -581,6 +588,7 @@ impl World {
             device_refuses: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             awaits_lease: AtomicBool::new(false),
+            user: AtomicU8::new(UNUSED),
         }
     }
 
@@ -927,6 +935,26 @@ impl World {
 
     pub(crate) fn after_sleep(&self) {
         self.mailbox.asleep.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether sockets may use the rings, that is, no log was replayed.
+    pub(crate) fn admits_sockets(&self) -> bool {
+        self.is_used_by(SOCKETS)
+    }
+
+    /// Whether a log may be replayed: no socket may use the rings. The effects of a replay follow
+    /// the cursors of the recorded application, not those of sockets here.
+    #[cfg(feature = "record")]
+    pub(crate) fn admits_replay(&self) -> bool {
+        self.is_used_by(REPLAY)
+    }
+
+    fn is_used_by(&self, user: u8) -> bool {
+        // ORDERING: Relaxed: the word is the whole decision.
+        let exchanged =
+            self.user
+                .compare_exchange(UNUSED, user, Ordering::Relaxed, Ordering::Relaxed);
+        exchanged.is_ok() || exchanged == Err(user)
     }
 
     pub(crate) fn command(&self, command: Command) {

@@ -138,6 +138,9 @@ impl Sockets {
         sharing: Sharing,
     ) -> Result<UdpSocket, SocketError> {
         self.check_up()?;
+        if !self.worlds().iter().all(|world| world.admits_sockets()) {
+            return Err(SocketError::Aborted);
+        }
         let world = self.world();
         let mut table = world.socket_table();
         let random = |count| world.random_port(KeyUse::UdpPort, count);
