@@ -303,7 +303,9 @@ fn settings_out_of_range_are_refused() {
         other => panic!("{other:?}"),
     };
     assert_eq!(refused(builder().replicas(0)), "replicas");
-    assert_eq!(refused(builder().replicas(61)), "replicas");
+    for replicas in [61, usize::MAX] {
+        assert_eq!(refused(builder().replicas(replicas)), "replicas");
+    }
     assert_eq!(refused(builder().slots(61)), "slots");
     assert_eq!(refused(builder().capacity(0)), "capacity");
     assert_eq!(refused(builder().fingerprint(0, |_| 0)), "every");

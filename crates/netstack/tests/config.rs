@@ -11,7 +11,8 @@ use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::variants::{Setup, locked};
 use dominoes_netstack::{
-    ConfigError, Interface, Keepalive, Limits, Recorder, Route, Settings, TcpPolicy,
+    ConfigError, GroupTuning, Interface, Keepalive, Limits, Recorder, Route, Settings, Stack,
+    StackError, TcpPolicy,
 };
 
 #[test]
@@ -163,6 +164,27 @@ fn layouts_are_built_field_by_field() {
     assert_eq!(layout.primaries, Primaries::Greedy);
     assert_eq!(tuning.patience, Duration::from_micros(7));
     assert_eq!((tuning.hole_turns, tuning.fingerprint_every), (10, 11));
+}
+
+/// Each would take all memory, which aborts a process.
+#[test]
+fn numbers_that_no_machine_holds_are_refused() {
+    for many in [1 << 21, 1 << 40, 1 << 62] {
+        let tuning = GroupTuning::default;
+        for (tuning, field) in [
+            (tuning().log(many), "GroupTuning::log"),
+            (tuning().frame_chunk(many), "GroupTuning::frame_chunk"),
+        ] {
+            let (device, _peer) = memory::pair(MemoryConfig::default());
+            let builder = Stack::builder("10.0.0.1/24").replicas(2).tuning(tuning);
+            match builder.by_hand(device).unwrap_err() {
+                StackError::Config(ConfigError::OutOfRange { field: named, .. }) => {
+                    assert_eq!(named, field);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
 }
 
 #[test]

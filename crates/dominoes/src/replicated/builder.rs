@@ -42,6 +42,8 @@ impl<M: StateMachine> ReplicatedBuilder<M> {
     /// This many replicas, at least 1, for no core in particular. By default there is one for each
     /// NUMA node.
     pub fn replicas(self, replicas: usize) -> Self {
+        // `build` refuses so many, and more.
+        let replicas = replicas.min(MAX_SUBSCRIBERS + 1);
         self.cores(vec![Vec::new(); replicas])
     }
 

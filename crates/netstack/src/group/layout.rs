@@ -56,12 +56,13 @@ dominoes_proto::settings! {
     /// ```
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct GroupTuning {
-        /// Requests that the log holds, a power of two, at least 16; in `locked` and `pipelined`,
-        /// requests in flight, 64 to 65536. A longer log lets replicas lag farther behind each
-        /// other, and takes more cache. Default 512.
-        pub log: usize = 512, PowersOfTwo(4..), "a power of two, at least 16";
-        /// Consecutive outgoing frames that one worker builds, a power of two. Default 32.
-        pub frame_chunk: usize = 32, PowersOfTwo(0..), "a power of two";
+        /// Requests that the log holds, a power of two from 16 to 2^20; in `locked` and
+        /// `pipelined`, requests in flight, 64 to 65536. A longer log lets replicas lag farther
+        /// behind each other, and takes more cache. Default 512.
+        pub log: usize = 512, PowersOfTwo(4..=20), "a power of two from 16 to 2^20";
+        /// Consecutive outgoing frames that one worker builds, a power of two up to 2^20. Default
+        /// 32.
+        pub frame_chunk: usize = 32, PowersOfTwo(0..=20), "a power of two up to 2^20";
         /// Payload, in bytes, that a worker may prepare before it performs it. It should fit in
         /// part of the L2 cache. Any value; 0 counts as 1. Default 256 KiB.
         pub ahead_bytes: usize = 256 << 10;
