@@ -200,6 +200,37 @@ impl Wake for Rude {
     }
 }
 
+/// A waker that uses its socket when it is dropped.
+struct Late(Arc<TcpStream>);
+
+impl Wake for Late {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        let waker = Waker::noop();
+        let done = self
+            .0
+            .register_waker(waker, Interest::READABLE, Trigger::Edge);
+        done.unwrap();
+    }
+}
+
+#[test]
+fn a_waker_that_is_replaced_may_use_its_socket() {
+    let (_pair, _listener, ours, _theirs) = connected(VARIANTS[0]);
+    let ours = Arc::new(ours);
+    for waker in [
+        Waker::from(Arc::new(Late(ours.clone()))),
+        Waker::noop().clone(),
+    ] {
+        ours.register_waker(&waker, Interest::READABLE, Trigger::Level)
+            .unwrap();
+    }
+    assert_eq!(Arc::strong_count(&ours), 1, "the first waker is gone");
+}
+
 #[test]
 fn a_waker_may_use_the_stack_and_its_panic_harms_nobody() {
     for variant in VARIANTS {

@@ -94,16 +94,21 @@ impl Registration {
         matches!(self.recipient, Recipient::Task(_)) && own == interest.0
     }
 
-    /// Lets a task wait in place of the one that waits. The caller must wake it if this returns
-    /// true. Two threads must not call this at the same time.
-    pub(super) fn wait(self: &Arc<Self>, waker: task::Waker, trigger: Trigger) -> bool {
+    /// Lets a task wait in place of the one that waits, and returns the waker of that one. The
+    /// caller must wake the new one if this returns true. Two threads must not call this at the
+    /// same time.
+    pub(super) fn wait(
+        self: &Arc<Self>,
+        waker: task::Waker,
+        trigger: Trigger,
+    ) -> (Option<task::Waker>, bool) {
         let edge = if trigger == Trigger::Edge { EDGE } else { 0 };
         let interest = self.interest.load(Ordering::Relaxed) & !EDGE;
         self.interest.store(interest | edge, Ordering::Relaxed);
         // Before it is armed, so that a notifier finds it. If it is armed already, either a
         // notifier that has news finds this waker, or there is no news.
-        drop(self.swap_waker(Some(waker)));
-        !matches!(self.collect(), Collected::Nothing)
+        let replaced = self.swap_waker(Some(waker));
+        (replaced, !matches!(self.collect(), Collected::Nothing))
     }
 
     /// Wakes the task that waits, if any.

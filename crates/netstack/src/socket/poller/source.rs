@@ -82,8 +82,10 @@ pub trait Source: Sealed {
             list.push(Arc::clone(&new));
             new
         });
-        let need_not_wait = registration.wait(waker, trigger);
+        let (replaced, need_not_wait) = registration.wait(waker, trigger);
         drop(list);
+        // Its destructor is code of the program, which may use the socket.
+        drop(replaced);
         if need_not_wait {
             registration.wake();
         }
