@@ -27,7 +27,7 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 }
 
 const PARTS: [Part; 10] = [
-    part("crates/dominoes", 23_000, 17_000),
+    part("crates/dominoes", 23_100, 17_000),
     part("crates/drivers", 24_100, 20_000),
     part("crates/netstack/proto", 37_200, 31_000),
     Part {

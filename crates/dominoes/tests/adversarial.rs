@@ -25,14 +25,15 @@
 //! | `ring.rs` | `Writer::try_push_all`, `try_push_slice` | [`batches_of_every_length_at_every_slot`] |
 //! | `ring.rs` | `Writer::fill` | as for `View::write` |
 //! | `ring.rs` | `Reader::get`, `Reader::slices` | as for `Slots::get`, and [`a_wait_strategy_that_panics`] |
+//! | `state_lock.rs`, `op_log.rs` | all | [`replicated_state_whose_code_panics_anywhere`], and `replicated.rs` here |
 #![forbid(unsafe_code)]
 
 use dominoes::{
     Assignment, Batch, BatchWriter, Batches, BegunBatch, Buffered, Channel, Clock, Context, Domain,
     Exclusive, ExclusiveGuard, Feed, FeedView, Group, Inactive, Lifo, Log, NoBatch, Observe, Order,
-    Park, Pool, PrimaryPolicy, Publish, Publisher, ReadBatch, Receive, Served, Service, SpinYield,
-    Subscription, Then, Tick, TimerPublisher, TryPublishError, Turn, UnitState, Verdicts, Wait,
-    Work, WorkShare, batches, channel, channel_with_slots,
+    Park, Pool, PrimaryPolicy, Publish, Publisher, ReadBatch, Receive, Replicated, Served, Service,
+    SpinYield, StateMachine, Subscription, Then, Tick, TimerPublisher, TryPublishError, Turn,
+    UnitState, Verdicts, Wait, Work, WorkShare, batches, channel, channel_with_slots,
 };
 use std::{
     cell::RefCell,
@@ -43,7 +44,7 @@ use std::{
         atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed},
     },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// Counts live values.
@@ -1200,4 +1201,65 @@ fn a_state_whose_fingerprints_change_is_reported_and_keeps_no_replica() {
     }
     drop(publisher);
     assert!(group.shut_down().is_ok());
+}
+
+// Replicated state.
+
+/// A state, whose operations and answers own memory, too. Any call of its code may panic.
+struct Unruly(Value);
+
+impl Clone for Unruly {
+    fn clone(&self) -> Self {
+        self.0.check();
+        Hooked.notify();
+        Unruly(self.0.live.acting(self.0.number, || Hooked.notify()))
+    }
+}
+
+impl StateMachine for Unruly {
+    type Op = Value;
+    type Answer = Value;
+
+    fn apply(&mut self, op: &Value) -> Value {
+        op.check();
+        Hooked.notify();
+        let (live, sum) = (&op.live, self.0.number + op.number);
+        let answer = live.acting(sum, || Hooked.notify());
+        self.0 = live.acting(sum, || Hooked.notify());
+        answer
+    }
+}
+
+#[test]
+fn replicated_state_whose_code_panics_anywhere() {
+    for nth in 0..100 {
+        let live = Live::default();
+        let builder = Replicated::builder(Unruly(live.value(0)));
+        let builder = builder.replicas(2).capacity(2).patience(Duration::ZERO);
+        let replicas = builder.build().unwrap();
+        let mut handles = [0, 1].map(|id| replicas.handle_on(id).unwrap());
+        let panicked = with_a_panic(nth, || {
+            for n in 0..12 {
+                let handle = &mut handles[n % 2];
+                let op = live.acting(1, || Hooked.notify());
+                match n % 3 {
+                    0 => drop(handle.submit(op)),
+                    _ => drop(handle.write(op).map(|answer| answer.check())),
+                }
+                let _ = handle.read(|state| state.0.check());
+                match n {
+                    6 => drop(replicas.leave(1)),
+                    8 => drop(replicas.join()),
+                    _ => {}
+                }
+            }
+        });
+        let stats = replicas.stats();
+        assert!(nth > 0 || panicked || stats.panicked > 0, "{stats:?}");
+        for handle in &mut handles {
+            let _ = handle.read(|state| state.0.check());
+        }
+        drop((handles, replicas));
+        assert_eq!(live.alive(), 0, "after panic {nth}");
+    }
 }
