@@ -286,7 +286,7 @@ parts! {
         gap_end: SeqNum = SeqNum(0),
     }
 
-    /// Loss that the path has without congestion: what is lost while no queue is seen.
+    /// Loss of the path itself: bytes that are lost while the round trip shows no queue.
     PathLoss {
         /// The latest round trip.
         rtt: Duration = UNKNOWN,

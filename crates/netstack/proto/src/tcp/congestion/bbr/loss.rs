@@ -119,7 +119,7 @@ impl Bbr {
     }
 
     /// `len` bytes arrived, or were lost. A loss without a queue is the path's: congestion has one.
-    /// After a timeout it is unknown what was lost.
+    /// A timeout does not show which data was lost.
     pub(super) fn measure_path_loss(&mut self, len: u32, is_lost: bool, mss: u32) {
         let (path, min_rtt) = (&mut self.path_loss, self.round_trip.min_rtt);
         if self.after_timeout {

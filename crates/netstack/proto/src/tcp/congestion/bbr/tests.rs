@@ -253,7 +253,7 @@ fn the_round_trip_is_probed_every_five_seconds_with_half_the_data_in_flight() {
     assert!(near(path.bbr.max_bw(), RATE));
 }
 
-/// One of `every` segments is lost, beside those that the queue has no room for.
+/// One of `every` segments is lost, and the queue drops more when it is full.
 #[test]
 fn loss_is_the_paths_without_a_queue_and_up_to_five_percent() {
     for (every, buffer, used, path_loss) in [
