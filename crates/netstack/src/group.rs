@@ -206,6 +206,7 @@ impl ReplicatedShared {
     /// Computes the verdict of the request at `seq`, unless it is known or another worker does.
     /// Returns whether it did. A verdict is computed once if payload is stored on the way;
     /// `on_begin` is called before.
+    #[inline(always)]
     fn prepare(
         &self,
         seq: Seq,

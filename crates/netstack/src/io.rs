@@ -95,4 +95,4 @@ pub(crate) mod view;
 pub(crate) mod world;
 
 pub(crate) use dominoes_drivers::prefetch;
-pub(crate) use run::{Batch, BatchRuns, FrameRecycler, Frames, Indices, Payload, Run};
+pub(crate) use run::{Batch, BatchRuns, FrameRecycler, Frames, Indices, Run};

@@ -421,7 +421,7 @@ impl<T: FaultHooks> Executor<'_, T> {
                         &shared.world,
                         deliver,
                         (applied.seg_len, usize::from(applied.payload_offset)),
-                        &run.payload(applied.is_stored),
+                        (run, applied.is_stored),
                         self.stats,
                     ),
                     None => self.stats.diverged += 1,

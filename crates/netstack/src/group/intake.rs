@@ -57,8 +57,11 @@ pub(crate) struct Parsed {
     worker: u8,
     /// Whether another worker claimed it.
     is_helped: bool,
-    /// Runs of segments that are not published, and the frames of each.
+    /// The first `count` are runs of segments that are not published; the rest is written anew, in
+    /// place.
     parsed: Vec<ParsedRun>,
+    count: usize,
+    /// The frames of each run that is not published.
     runs: Vec<Run>,
     /// Frames that are no segments for us. The first `handled` are done.
     others: Vec<u8>,
@@ -70,12 +73,17 @@ impl Found for Parsed {
     #[inline]
     fn run(&mut self, open: &mut OpenRun, batch: &Batch, verdict: Option<Verdict>) {
         self.runs.push(open.frames(batch));
-        self.parsed.push(ParsedRun {
-            request: open.request,
-            verdict,
-            flow: open.flow,
-            hint: open.hint,
-        });
+        if self.count == self.parsed.len() {
+            self.grow(open);
+        }
+        let parsed = &mut self.parsed[self.count];
+        // Not as a whole: the compiler would call `memcpy`.
+        parsed.request.digest = open.request.digest;
+        parsed.request.body = open.request.body;
+        parsed.verdict = verdict;
+        parsed.flow = open.flow;
+        parsed.hint = open.hint;
+        self.count += 1;
     }
 
     fn other(&mut self, index: usize) {
@@ -318,9 +326,8 @@ impl Intake {
             recycler.put_batch(batch);
         }
         recycler.put_runs(BatchRuns::Parsed(core::mem::take(&mut parsed.runs)));
-        parsed.parsed.clear();
         parsed.others.clear();
-        (parsed.handled, parsed.segments) = (0, 0);
+        (parsed.count, parsed.handled, parsed.segments) = (0, 0, 0);
         if self.spare.len() < MAX_SPARE {
             self.spare.push(parsed);
         }
@@ -380,8 +387,18 @@ impl Parsed {
         own.is_some_and(|own| Batch::ptr_eq(own, batch))
     }
 
+    #[cold]
+    fn grow(&mut self, open: &OpenRun) {
+        self.parsed.push(ParsedRun {
+            request: open.request,
+            verdict: None,
+            flow: open.flow,
+            hint: None,
+        });
+    }
+
     fn is_published(&self) -> bool {
-        self.parsed.is_empty() && self.handled == self.others.len()
+        self.count == 0 && self.handled == self.others.len()
     }
 
     /// Publishes what is left, as far as the log has room. `parser` is the publisher's, and learns
@@ -394,10 +411,10 @@ impl Parsed {
         log: &mut GroupLog<'_>,
     ) -> usize {
         let mut done = 0;
-        if self.parsed.len() <= log.room().saturating_sub(RESERVED + 2) {
+        if self.count <= log.room().saturating_sub(RESERVED + 2) {
             done = self.publish_runs(pump, parser, now, log);
         }
-        while self.parsed.is_empty() && self.handled < self.others.len() {
+        while self.count == 0 && self.handled < self.others.len() {
             if log.room() <= RESERVED + 2 || pump.waits_for_control(now) {
                 break;
             }
@@ -421,12 +438,19 @@ impl Parsed {
         log: &mut GroupLog<'_>,
     ) -> usize {
         let (mut segments, mut kept) = (0, 0);
-        for at in 0..self.parsed.len() {
+        for at in 0..self.count {
             let (parsed, run) = (&mut self.parsed[at], &mut self.runs[at]);
-            let known = parser.hint_of(&parsed.flow);
-            let about = (parsed.flow, known.unwrap_or(&mut parsed.hint));
+            let flow = &parsed.flow;
+            let hint = match pump.is_current(parsed.hint) {
+                true => &mut parsed.hint,
+                false => parser.hint_of(flow).unwrap_or(&mut parsed.hint),
+            };
+            let about = (flow, hint);
             segments += usize::from(parsed.request.digest.count);
-            if pump.sample_run(now, &mut parsed.request, about, (run, parsed.verdict)) {
+            let with_run = |look: &mut dyn FnMut(&Run)| look(run);
+            let request = &mut parsed.request;
+            if let Some(place) = pump.sample_run(now, request, about, parsed.verdict, with_run) {
+                run.place = place;
                 if kept != at {
                     self.parsed.swap(kept, at);
                     self.runs.swap(kept, at);
@@ -434,17 +458,17 @@ impl Parsed {
                 kept += 1;
             }
         }
-        self.parsed.truncate(kept);
+        self.count = kept;
         self.runs
             .drain(kept..)
             .for_each(|run| pump.recycler.put(run));
         if kept > 0 {
             log.publish_batch(
                 self.worker,
-                &mut self.parsed,
+                &mut self.parsed[..kept],
                 core::mem::take(&mut self.runs),
             );
-            self.parsed.clear();
+            self.count = 0;
         }
         segments
     }

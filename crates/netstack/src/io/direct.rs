@@ -6,7 +6,7 @@ use super::prepare::prepare_and_store;
 use super::world::{Wakes, World};
 use crate::io::rx::Log;
 use crate::io::{Batch, Run};
-use crate::log::effect::{Deliver, Effect, EffectSink};
+use crate::log::effect::{Deliver, Effect, EffectSink, Transmit};
 use crate::log::request::{Request, Verdict};
 use crate::state::apply::{ReplicaState, Requests};
 use crate::stats::EffectStats;
@@ -74,22 +74,29 @@ impl Log for DirectLog {
         ROOM - (self.end - self.done)
     }
 
-    #[inline]
+    #[inline(always)]
     fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
         if self.end == self.entries.len() {
             self.grow();
         }
         let entry = &mut self.entries[self.end];
-        entry.request = *request;
+        // Not at once: the compiler would call `memcpy`.
+        entry.request.digest = request.digest;
+        entry.request.body = request.body;
         entry.verdict = verdict;
-        entry.run = run;
+        entry.run.set(run);
         self.end += 1;
     }
 
     fn reclaim(&mut self, each: &mut dyn FnMut(Batch)) {
         let done = self.entries[..self.done].iter_mut();
-        done.filter_map(|entry| entry.run.take_batch())
-            .for_each(each);
+        for batch in done.filter_map(|entry| entry.run.take_batch()) {
+            // Only this thread has handles of a batch.
+            match Batch::strong_count(&batch) {
+                1 => each(batch),
+                _ => drop(batch),
+            }
+        }
         if self.done < self.end {
             self.entries.rotate_left(self.done);
         }
@@ -207,33 +214,35 @@ impl Requests<RequestEffects> for Performing<'_> {
         self.applied += 1;
         if let Some(deliver) = &asked.first {
             let entry = self.entry;
-            let (layout, payload) = (entry.request.layout(), entry.run.payload(true));
-            perform::deliver(self.world, deliver, layout, &payload, self.stats);
+            let (layout, run) = (entry.request.layout(), (&entry.run, true));
+            perform::deliver(self.world, deliver, layout, run, self.stats);
             self.wakes.add(deliver.conn);
             asked.first = None;
         }
-        if !asked.others.is_empty() {
-            self.others(&mut asked.others);
+        match &asked.others[..] {
+            [] => {}
+            [Effect::Transmit(transmit)] if transmit.payload_len == 0 => {
+                self.acknowledge(transmit);
+                asked.others.clear();
+            }
+            _ => self.others(&mut asked.others),
         }
     }
 }
 
 impl Performing<'_> {
     #[inline(never)]
+    fn acknowledge(&mut self, transmit: &Transmit) {
+        perform::build_bare(self.world, transmit, self.template, self.stats);
+    }
+
+    #[inline(never)]
     fn others(&mut self, effects: &mut Vec<Effect>) {
-        if let [Effect::Transmit(transmit)] = &effects[..]
-            && transmit.payload_len == 0
-        {
-            // An acknowledgment.
-            perform::build_bare(self.world, transmit, self.template, self.stats);
-            effects.clear();
-            return;
-        }
         let entry = self.entry;
         perform::all(
             self.world,
             &*effects,
-            (&entry.request, entry.run.payload(true)),
+            (&entry.request, &entry.run, true),
             self.template,
             self.stats,
             &mut self.wakes,

@@ -51,7 +51,7 @@ pub(crate) struct OpenRun {
     /// Whether another segment may follow.
     open: bool,
     /// Whether all its segments are acknowledgments without payload whose checksum is good.
-    is_acks: bool,
+    pub(super) is_acks: bool,
     /// Whether the device has verified the checksums.
     is_verified_by_device: bool,
     /// Whether it is a frame that the device merged.
@@ -80,7 +80,7 @@ pub(crate) struct OpenRun {
     /// The request of the run, or of the last run.
     pub(crate) request: Request,
     /// Its frames in the batch, if it is not acknowledgments.
-    indices: Indices,
+    pub(super) indices: Indices,
 }
 
 impl Default for OpenRun {
@@ -185,7 +185,9 @@ impl Parser {
         let mut segments = 0;
         let mut at = 0;
         loop {
-            let more = self.current().follow(frames, at);
+            let open = self.current();
+            let more = open.follow(frames, at);
+            let more = more + open.pushed(batch, at + more, found);
             (at, segments) = (at + more, segments + more);
             let Some(frame) = frames.get(at) else { break };
             if self.switch_to_flow_of(frame) {
@@ -507,8 +509,7 @@ impl OpenRun {
                     && tcp.payload_len <= u32::from(digest.seg_len)
                     && tcp.ack == digest.seg_ack.0
                     && tcp.wnd == digest.seg_wnd
-                    && is_verified_by_device(frame) == self.is_verified_by_device
-                    && frame.meta.gso.is_none()
+                    && may_grow(frame, self.is_verified_by_device)
             };
         let timestamps =
             (digest.bits & Digest::TIMESTAMPS != 0).then_some((digest.ts_val, digest.ts_ecr));
@@ -532,6 +533,57 @@ impl OpenRun {
         }
     }
 
+    /// Begins a run, after the end of this one, with each of the next segments that has PSH and
+    /// continues the flow, beginning with frame `at` of the batch. Returns how many.
+    #[inline(always)]
+    fn pushed(&mut self, batch: &Batch, at: usize, found: &mut impl Found) -> usize {
+        let frame = batch.get(at).filter(|_| self.begun && !self.is_acks);
+        if !frame.is_some_and(|frame| self.seems_to_continue_with(frame.bytes())) {
+            return 0;
+        }
+        match (self.next, self.next_v6) {
+            (Some(next), _) => self.pushed_as(&next, batch, at, found),
+            (None, Some(next)) => self.pushed_as(&next, batch, at, found),
+            (None, None) => 0,
+        }
+    }
+
+    #[inline(never)]
+    fn pushed_as<const WORDS: usize, const HEAD: usize>(
+        &mut self,
+        next: &wire::Template<WORDS, HEAD>,
+        batch: &Batch,
+        at: usize,
+        found: &mut impl Found,
+    ) -> usize {
+        let flags = Flags(self.flags).with(Flags::PSH);
+        let is_verified_by_device = self.is_verified_by_device;
+        let mut many = 0;
+        while let Some(frame) = batch.get(at + many)
+            && may_grow(frame, is_verified_by_device)
+            && next.matches(frame.bytes(), self.next_seq().0) == Some(true)
+        {
+            self.record_followed();
+            let all_good = self.request.digest.all_good();
+            found.run(self, batch, is_verified_by_device.then_some(all_good));
+            self.indices.begin_with(at + many);
+            let digest = &mut self.request.digest;
+            digest.seg_seq += digest.len;
+            digest.len = u32::from(digest.seg_len);
+            (digest.count, digest.flags) = (1, flags);
+            digest.bits &= Digest::TIMESTAMPS | Digest::CE;
+            (self.open, many) = (false, many + 1);
+        }
+        many
+    }
+
+    /// The sequence number of the next byte after the run.
+    #[inline(always)]
+    fn next_seq(&self) -> SeqNum {
+        let digest = &self.request.digest;
+        digest.seg_seq + digest.len
+    }
+
     /// The differences of `frame` from the flow's header template, if it matches: then it continues
     /// the flow's last run, or begins the next one.
     #[inline]
@@ -548,8 +600,7 @@ impl OpenRun {
         next: &wire::Template<WORDS, HEAD>,
         frame: &Frame,
     ) -> Option<Repeated> {
-        let digest = &self.request.digest;
-        let seq = digest.seg_seq + digest.len;
+        let (digest, seq) = (&self.request.digest, self.next_seq());
         if self.is_acks {
             let found = next.acknowledges(frame.bytes(), seq.0)?;
             let is_good = found.is_good || is_verified_by_device(frame);
@@ -559,9 +610,7 @@ impl OpenRun {
                 is_pushed: false,
             });
         }
-        let may_follow =
-            is_verified_by_device(frame) == self.is_verified_by_device && frame.meta.gso.is_none();
-        if !may_follow {
+        if !may_grow(frame, self.is_verified_by_device) {
             return None;
         }
         Some(Repeated {
@@ -657,7 +706,7 @@ impl OpenRun {
     pub(crate) fn frames(&self, batch: &Batch) -> Run {
         match self.is_acks {
             true => Run::default(),
-            false => Run::new(batch, self.indices, self.request.digest.seg_seq),
+            false => Run::new(batch, self.indices, self.request.digest.seg_seq, None),
         }
     }
 }
@@ -687,14 +736,12 @@ impl Growing<'_> {
     ) -> usize {
         let digest = self.digest;
         let len = u32::from(digest.seg_len);
-        let frames = frames[at..].iter().take(MAX_RUN - self.indices.len());
+        let frames = &frames[at..];
+        let frames = &frames[..frames.len().min(MAX_RUN - self.indices.len())];
         let mut seq = digest.seg_seq.0.wrapping_add(digest.len);
-        let is_alike = |frame: &Frame| {
-            is_verified_by_device(frame) == self.is_verified_by_device && frame.meta.gso.is_none()
-        };
         let mut many = 0;
         for frame in frames {
-            if !is_alike(frame) {
+            if !may_grow(frame, self.is_verified_by_device) {
                 break;
             }
             let Some(is_pushed) = next.matches(frame.bytes(), seq) else {
@@ -712,6 +759,12 @@ impl Growing<'_> {
         digest.len += many as u32 * len;
         many
     }
+}
+
+/// Whether a run whose checksums the device has verified, or not, may have this frame.
+#[inline(always)]
+fn may_grow(frame: &Frame, is_verified: bool) -> bool {
+    is_verified_by_device(frame) == is_verified && frame.meta.gso.is_none()
 }
 
 fn may_begin(tcp: &wire::Tcp, frame: &Frame) -> bool {
@@ -955,6 +1008,55 @@ mod tests {
         run.repeat(0, what);
         assert_eq!(run.follow(&[last, plain(150)], 1), 0);
         assert!(run.request.digest.flags.has(Flags::PSH));
+    }
+
+    /// The runs that ended.
+    #[derive(Debug, Default, PartialEq)]
+    struct Ended(Vec<(Request, usize, Option<Verdict>)>);
+
+    impl Found for Ended {
+        fn run(&mut self, open: &mut OpenRun, _: &Batch, verdict: Option<Verdict>) {
+            let first = open.indices.iter().next().expect("a run has frames");
+            self.0.push((open.request, first, verdict));
+        }
+
+        fn other(&mut self, _: usize) {}
+    }
+
+    #[test]
+    fn pushed_segments_are_runs_of_their_own_as_if_each_was_matched_by_itself() {
+        let pushed = |seq| frame(seq, Flags::ACK.with(Flags::PSH), &[1; 10]);
+        for before in [1, 2, MAX_RUN as u32] {
+            let seq = |i| 100 + 10 * i;
+            let mut frames: Vec<_> = (0..before)
+                .map(|i| frame(seq(i), Flags::ACK, &[1; 10]))
+                .collect();
+            frames.extend((before..before + 3).map(|i| pushed(seq(i))));
+            frames.push(frame(seq(before + 3), Flags::ACK, &[1; 10]));
+            let (headers, frames): (Vec<_>, Vec<_>) = frames.into_iter().unzip();
+            let batch = Batch::new(frames);
+            let mut runs = [OpenRun::default(), OpenRun::default()];
+            let mut ended = [Ended::default(), Ended::default()];
+            // A run that is not full takes the first one that is pushed.
+            let first = (before as usize + 1).min(MAX_RUN);
+            for run in &mut runs {
+                for at in 0..first {
+                    assert!(run.push(&headers[at], [2; 6], &batch[at], at));
+                }
+            }
+            let [run, other] = &mut runs;
+            let many = run.pushed(&batch, first, &mut ended[0]);
+            let mut at = first;
+            while let Some(what) = other.matches_template(&batch[at]).filter(|w| w.is_pushed) {
+                other.record_followed();
+                other.end(&batch, &mut ended[1]);
+                other.repeat(at, what);
+                at += 1;
+            }
+            assert_eq!((many, first + many), (at - first, before as usize + 3));
+            assert_eq!(ended[0], ended[1]);
+            assert_eq!(format!("{run:?}"), format!("{other:?}"));
+        }
     }
 
     #[test]

@@ -7,10 +7,10 @@ mod datagrams;
 mod frames;
 
 use crate::error::SocketError;
-use crate::io::Payload;
 use crate::io::accept::Ready;
 use crate::io::stream::{AppRequest, StreamRef};
 use crate::io::world::{HintUpdate, OpenResult, Wakes, World};
+use crate::io::{Frames, Run};
 use crate::log::effect::{Deliver, Effect};
 use crate::log::request::{ConnId, Request};
 use crate::stats::EffectStats;
@@ -20,12 +20,12 @@ pub(crate) use frames::{Template, build, build_bare};
 #[cfg(feature = "testkit")]
 pub(crate) use {datagrams::fill_datagram, frames::fill};
 
-/// Performs all effects of a request that has the payload `payload`.
+/// Performs all effects of a request that has the frames `run`. `is_stored`: see [`deliver`].
 #[inline]
 pub(crate) fn all<'a>(
     world: &World,
     effects: impl IntoIterator<Item = &'a Effect>,
-    (request, payload): (&Request, Payload<'_>),
+    (request, run, is_stored): (&Request, &Run, bool),
     template: &mut Template,
     stats: &mut EffectStats,
     wakes: &mut Wakes<'_>,
@@ -33,14 +33,14 @@ pub(crate) fn all<'a>(
     for effect in effects {
         match effect {
             Effect::Deliver(piece) => {
-                deliver(world, piece, request.layout(), &payload, stats);
+                deliver(world, piece, request.layout(), (run, is_stored), stats);
                 wakes.add(piece.conn);
             }
             Effect::Transmit(transmit) => {
                 build(world, transmit, (0, transmit.count), template, stats, || ());
             }
             Effect::Queue(datagrams) => {
-                queue(world, datagrams, payload.frames, stats);
+                queue(world, datagrams, run.frames(), stats);
                 wakes.add_socket(datagrams.socket);
             }
             Effect::Send(send) => {
@@ -56,13 +56,14 @@ pub(crate) fn all<'a>(
     }
 }
 
-/// Copies the range that `deliver` names out of `run`, whose frames are as in [`Request::layout`].
+/// Copies the range that `deliver` names out of `run`, whose frames are as in [`Request::layout`],
+/// unless the payload was stored while it was verified (`is_stored`).
 #[inline(always)]
 pub(crate) fn deliver(
     world: &World,
     deliver: &Deliver,
     layout: (u32, usize),
-    run: &Payload<'_>,
+    (run, is_stored): (&Run, bool),
     stats: &mut EffectStats,
 ) {
     let Some(stream) = world.streams.get(deliver.conn) else {
@@ -73,16 +74,17 @@ pub(crate) fn deliver(
         .stream_offset
         .wrapping_sub(u64::from(deliver.run_offset));
     // A run that is in the ring already needs no copy.
-    if !run.lies_at(place) {
+    if !(is_stored && run.lies_at(place)) {
         stream.set_first_sequence(run.seq - place as u32);
-        let is_one_piece = run.frames.len() == 1 && deliver.run_offset == 0;
+        let frames = run.frames();
+        let is_one_piece = frames.len() == 1 && deliver.run_offset == 0;
         let whole = is_one_piece.then(|| {
-            let payload = run.frames.get(0)?.bytes().get(layout.1..)?;
+            let payload = frames.get(0)?.bytes().get(layout.1..)?;
             payload.get(..deliver.len as usize)
         });
         if let Some(Some(payload)) = whole {
             stream.store(deliver, 0, payload);
-        } else if copy_pieces(&stream, deliver, layout, run).is_none() {
+        } else if copy_pieces(&stream, deliver, layout, frames).is_none() {
             stats.diverged += 1;
             return;
         }
@@ -105,7 +107,7 @@ fn copy_pieces(
     stream: &StreamRef<'_>,
     deliver: &Deliver,
     (seg_len, payload_offset): (u32, usize),
-    run: &Payload<'_>,
+    frames: Frames<'_>,
 ) -> Option<()> {
     let seg_len = seg_len.max(1);
     let mut done = 0;
@@ -113,14 +115,14 @@ fn copy_pieces(
         let at = deliver.run_offset + done;
         // Only a run of a single segment may end with its longest one, so the index is always
         // right.
-        let index = ((at / seg_len) as usize).min(run.frames.len().saturating_sub(1));
+        let index = ((at / seg_len) as usize).min(frames.len().saturating_sub(1));
         let within = (at - index as u32 * seg_len) as usize;
-        let frame = run.frames.get(index)?.bytes();
+        let frame = frames.get(index)?.bytes();
         let payload = frame.get(payload_offset + within..)?;
         // A short frame may have padding after its payload: each segment of a run except the
         // last has `seg_len` bytes.
         let left = (deliver.len - done) as usize;
-        let here = if index + 1 < run.frames.len() {
+        let here = if index + 1 < frames.len() {
             left.min(seg_len as usize - within)
         } else {
             left

@@ -10,7 +10,7 @@ use crate::io::{Frames, Run};
 use crate::log::request::{Request, RequestKind, Verdict};
 use crate::packet as wire;
 use crate::packet::UDP;
-use crate::packet::checksum::{Cpu, Sum};
+use crate::packet::checksum::{Copier, CopyLoop, Cpu, Sum};
 
 const TCP: u8 = 6;
 /// Bytes of both addresses and a TCP header without options.
@@ -24,16 +24,20 @@ pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> 
     let Some(place) = run.place else {
         return (prepare(request, run), false);
     };
-    let (seg_len, _) = request.layout();
     let stored = world.streams.get(request.digest.hint).and_then(|stream| {
         stream.store_ahead(place, request.digest.len, |to| {
             // All segments of a run are of one family.
-            let (cpu, frames, len) = (world.cpu, run.frames(), seg_len as usize);
-            match frames.consecutive() {
-                Some(frames) => store::<false>(cpu, frames.iter(), len, &mut *to),
-                None => store_scattered(cpu, frames, len, &mut *to),
+            let (cpu, frames) = (world.cpu, run.frames());
+            if let Some([frame]) = frames.consecutive() {
+                let frame = frame.bytes();
+                let is_good = verify_and_copy_v4(cpu, frame, &mut *to);
+                return is_good
+                    .or_else(|| verify_and_copy_v6(cpu, frame, to))
+                    .map(Verdict::from);
             }
-            .or_else(|| store_v6(cpu, frames, len, to))
+            let len = request.layout().0 as usize;
+            store::<false>(cpu, frames, len, &mut *to)
+                .or_else(|| store::<true>(cpu, frames, len, to))
         })
     });
     match stored {
@@ -44,37 +48,51 @@ pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> 
 
 /// Stores the payload of a run's frames, `seg_len` bytes each, as `verify_and_copy` does. `None` if
 /// it cannot.
-#[inline(always)]
-fn store<'f, const IS_V6: bool>(
+#[inline(never)]
+fn store<const IS_V6: bool>(
     cpu: Cpu,
-    frames: impl Iterator<Item = &'f Frame>,
+    frames: Frames<'_>,
     seg_len: usize,
     to: &mut [u8],
 ) -> Option<Verdict> {
-    let mut left = to;
-    let (mut verdict, mut bit) = (0, 1);
-    for frame in frames {
-        let (to, rest) = left.split_at_mut(left.len().min(seg_len));
-        let is_good = match IS_V6 {
-            true => verify_and_copy_v6(cpu, frame.bytes(), to)?,
-            false => verify_and_copy_v4(cpu, frame.bytes(), to)?,
-        };
-        verdict |= if is_good { bit } else { 0 };
-        (left, bit) = (rest, bit << 1);
-    }
-    Some(verdict)
-}
-
-#[inline(never)]
-fn store_scattered(cpu: Cpu, frames: Frames<'_>, seg_len: usize, to: &mut [u8]) -> Option<Verdict> {
-    store::<false>(cpu, frames.iter(), seg_len, to)
-}
-
-#[inline(never)]
-fn store_v6(cpu: Cpu, frames: Frames<'_>, seg_len: usize, to: &mut [u8]) -> Option<Verdict> {
     match frames.consecutive() {
-        Some(frames) => store::<true>(cpu, frames.iter(), seg_len, to),
-        None => store::<true>(cpu, frames.iter(), seg_len, to),
+        Some(frames) => cpu.run(Storing::<IS_V6, _> {
+            frames: frames.iter(),
+            seg_len,
+            to,
+        }),
+        None => cpu.run(Storing::<IS_V6, _> {
+            frames: frames.iter(),
+            seg_len,
+            to,
+        }),
+    }
+}
+
+/// The loop over the frames of a run.
+struct Storing<'t, const IS_V6: bool, I> {
+    frames: I,
+    seg_len: usize,
+    to: &'t mut [u8],
+}
+
+impl<'f, const IS_V6: bool, I: Iterator<Item = &'f Frame>> CopyLoop for Storing<'_, IS_V6, I> {
+    type Output = Option<Verdict>;
+
+    #[inline(always)]
+    fn run(self, copier: impl Copier) -> Option<Verdict> {
+        let (mut left, mut verdict, mut bit) = (self.to, 0, 1);
+        for frame in self.frames {
+            let (to, rest) = left.split_at_mut(left.len().min(self.seg_len));
+            let (sum, payload) = match IS_V6 {
+                true => sum_of_head_v6(frame.bytes(), to.len())?,
+                false => sum_of_head_v4(frame.bytes(), to.len())?,
+            };
+            let is_good = copier.add_copy(sum, payload, to).is_good();
+            verdict |= if is_good { bit } else { 0 };
+            (left, bit) = (rest, bit << 1);
+        }
+        Some(verdict)
     }
 }
 
@@ -91,18 +109,33 @@ pub(crate) fn verify_and_copy(frame: &[u8], to: &mut [u8]) -> Option<bool> {
 
 #[inline(always)]
 fn verify_and_copy_v4(cpu: Cpu, frame: &[u8], to: &mut [u8]) -> Option<bool> {
-    let covered = wire::checksummed_at_once(frame)?;
-    let (head, payload) = covered.split_at(covered.len().checked_sub(to.len())?);
-    let sum = rest_of_pseudo_header::<8>(covered).add_head::<HEAD_V4>(head);
+    let (sum, payload) = sum_of_head_v4(frame, to.len())?;
     Some(sum.add_copy(cpu, payload, to).is_good())
 }
 
+/// The sum of the addresses and the header of a frame (Ethernet, IPv4, TCP) with `len` bytes of
+/// payload, and the payload. `None` if the frame is another kind or shorter.
 #[inline(always)]
+fn sum_of_head_v4(frame: &[u8], len: usize) -> Option<(Sum, &[u8])> {
+    let covered = wire::checksummed_at_once(frame)?;
+    let (head, payload) = covered.split_at(covered.len().checked_sub(len)?);
+    let sum = rest_of_pseudo_header::<8>(covered).add_head::<HEAD_V4>(head);
+    Some((sum, payload))
+}
+
+#[inline(never)]
 fn verify_and_copy_v6(cpu: Cpu, frame: &[u8], to: &mut [u8]) -> Option<bool> {
-    let covered = wire::ipv6::checksummed_at_once(frame)?;
-    let (head, payload) = covered.split_at(covered.len().checked_sub(to.len())?);
-    let sum = rest_of_pseudo_header::<32>(covered).add_head::<HEAD_V6>(head);
+    let (sum, payload) = sum_of_head_v6(frame, to.len())?;
     Some(sum.add_copy(cpu, payload, to).is_good())
+}
+
+/// As [`sum_of_head_v4`], for IPv6.
+#[inline(always)]
+fn sum_of_head_v6(frame: &[u8], len: usize) -> Option<(Sum, &[u8])> {
+    let covered = wire::ipv6::checksummed_at_once(frame)?;
+    let (head, payload) = covered.split_at(covered.len().checked_sub(len)?);
+    let sum = rest_of_pseudo_header::<32>(covered).add_head::<HEAD_V6>(head);
+    Some((sum, payload))
 }
 
 /// Which segments of a run have a good checksum, one bit each.

@@ -113,12 +113,17 @@ pub(crate) struct Run {
 impl Run {
     /// These frames of `batch`. The first payload byte has sequence number `seq`.
     #[inline(always)]
-    pub(crate) fn new(batch: &Batch, indices: Indices, seq: SeqNum) -> Run {
+    pub(crate) fn new(
+        batch: &Batch,
+        indices: Indices,
+        seq: SeqNum,
+        place: Option<NonZeroU64>,
+    ) -> Run {
         Run {
             batch: Some(Arc::clone(batch)),
             indices,
             seq,
-            place: None,
+            place,
         }
     }
 
@@ -126,7 +131,7 @@ impl Run {
     pub(crate) fn of(frames: Vec<Frame>, seq: SeqNum) -> Run {
         let mut indices = Indices::default();
         (0..frames.len().min(MOST)).for_each(|index| indices.push(index));
-        Run::new(&Arc::new(frames), indices, seq)
+        Run::new(&Arc::new(frames), indices, seq, None)
     }
 
     /// Its batch, if it has one; it has no frames any more.
@@ -144,15 +149,19 @@ impl Run {
         }
     }
 
-    /// Its payload, which with `is_stored` is in the receive stream at `place`, if that is set.
+    /// Whether the payload was stored at offset `place` of the receive stream, if it was stored.
     #[inline(always)]
-    pub(crate) fn payload(&self, is_stored: bool) -> Payload<'_> {
-        let place = self.place.filter(|_| is_stored);
-        Payload {
-            frames: self.frames(),
-            seq: self.seq,
-            stored: place.map(|place| (place, self.seq)),
-        }
+    pub(crate) fn lies_at(&self, place: u64) -> bool {
+        self.place.is_some_and(|own| own.get() == place)
+    }
+
+    /// Becomes `run`, field by field: a copy as a whole would pass through the stack.
+    #[inline(always)]
+    pub(crate) fn set(&mut self, run: Run) {
+        self.batch = run.batch;
+        self.indices = run.indices;
+        self.seq = run.seq;
+        self.place = run.place;
     }
 }
 
@@ -215,27 +224,6 @@ impl<'a> Frames<'a> {
     }
 }
 
-/// The payload of one request: of a run, or of one segment of it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Payload<'a> {
-    pub(crate) frames: Frames<'a>,
-    /// Sequence number of the first byte.
-    pub(crate) seq: SeqNum,
-    /// If the run is stored already: its first byte's offset in the stream and sequence number.
-    pub(crate) stored: Option<(NonZeroU64, SeqNum)>,
-}
-
-impl Payload<'_> {
-    /// Whether the payload is already in the receive stream at offset `place`.
-    #[inline(always)]
-    pub(crate) fn lies_at(&self, place: u64) -> bool {
-        self.stored.is_some_and(|(begin, seq)| {
-            let before = self.seq.since(seq);
-            begin.get() + u64::from(before) == place
-        })
-    }
-}
-
 /// Frames that are no longer needed. The worker that used them last keeps them, since they are
 /// in its core's cache.
 #[derive(Debug, Default)]
@@ -261,16 +249,21 @@ impl FrameRecycler {
     }
 
     /// Takes the frames of a batch, if no request needs them any more.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn put_batch(&mut self, batch: Batch) {
-        if let Some(mut frames) = Arc::into_inner(batch) {
-            if self.frames.is_empty() {
-                core::mem::swap(&mut self.frames, &mut frames);
-            } else {
-                self.frames.append(&mut frames);
-            }
-            self.put_spare(frames);
+        if let Some(frames) = Arc::into_inner(batch) {
+            self.put_frames(frames);
         }
+    }
+
+    #[inline(never)]
+    fn put_frames(&mut self, mut frames: Vec<Frame>) {
+        if self.frames.is_empty() {
+            core::mem::swap(&mut self.frames, &mut frames);
+        } else {
+            self.frames.append(&mut frames);
+        }
+        self.put_spare(frames);
     }
 
     /// Ends reading the frames of a batch, and takes them if the batch is done.
@@ -332,7 +325,7 @@ mod tests {
         let frame = |i: u8| Frame::from_bytes(&[i]);
         let batch = Batch::new((0..MAX_CLAIM as u8).map(frame).collect());
         let found = |indices: Indices| {
-            let run = Run::new(&batch, indices, SeqNum(0));
+            let run = Run::new(&batch, indices, SeqNum(0), None);
             let frames = run.frames();
             let each = Vec::from_iter(frames.iter().map(|frame| frame.bytes()[0]));
             let by_number = (0..frames.len()).map(|i| frames.get(i).unwrap().bytes()[0]);

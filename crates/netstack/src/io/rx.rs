@@ -20,6 +20,7 @@ mod paths;
 mod receiver;
 mod unanswered;
 
+use core::num::NonZeroU64;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -566,65 +567,33 @@ impl RxPump {
         self.publish_command(now, body, log);
     }
 
-    /// Publishes a run of segments as a batch of its own; its parameters are those of
-    /// [`sample_run`](Self::sample_run).
-    #[inline(always)]
-    pub(crate) fn publish_run(
-        &mut self,
-        now: Instant,
-        request: &mut Request,
-        about: (Flow, &mut Option<(u64, ConnId)>),
-        (mut run, verdict): (Run, Option<Verdict>),
-        log: &mut impl Log,
-    ) {
-        match self.sample_run(now, request, about, (&mut run, verdict)) {
-            true => log.publish(request, verdict, run),
-            false => self.recycler.put(run),
-        }
-    }
-
     /// Adds what the pump samples to a run of segments of `flow`, which is published next. Returns
-    /// false if it must not be published. `hint` is the connection of the flow, with the version of
-    /// the table that it was looked up in.
-    #[inline]
+    /// where its payload may be stored while it is verified, if anywhere; `None` if the run must
+    /// not be published. `hint` is the connection of the flow, with the version of the table that
+    /// it was looked up in. `with_run` shows its frames, which are rarely needed.
+    #[inline(always)]
     pub(crate) fn sample_run(
         &mut self,
         now: Instant,
         request: &mut Request,
-        (flow, hint): (Flow, &mut Option<(u64, ConnId)>),
-        (run, verdict): (&mut Run, Option<Verdict>),
-    ) -> bool {
+        (flow, hint): (&Flow, &mut Option<(u64, ConnId)>),
+        verdict: Option<Verdict>,
+        with_run: impl Fn(&mut dyn FnMut(&Run)),
+    ) -> Option<Option<NonZeroU64>> {
         self.stats.runs += 1;
         let conn = match *hint {
-            Some((version, conn)) if version == self.connections.hints_version => conn,
+            Some((_, conn)) if self.is_current(*hint) => conn,
             _ => {
-                let conn = self.hint_of(now, &flow);
+                let conn = self.hint_of(now, flow);
                 *hint = Some((self.connections.hints_version, conn));
                 conn
             }
         };
-        if conn == ConnId::NONE {
-            // Segments to another host or group must not be answered.
-            let is_foreign = self.host.is_foreign(&flow);
-            if is_foreign || !self.has_flow(&flow) {
-                let count = match is_foreign {
-                    true => &mut self.stats.foreign,
-                    false => &mut self.stats.not_ours,
-                };
-                *count += u64::from(request.digest.count);
-                return false;
-            }
-            let about = (&*request, flow);
-            let Some(hop) = self.hop_of_answer(now, about, (run, verdict)) else {
-                return false;
-            };
-            if let Body::Segments { mac, .. } = &mut request.body {
-                *mac = hop;
-            }
-            if self.connections.held.may_hold(&request.digest)
-                && self.hold_syn(now, (request, flow), (run, verdict))
-            {
-                return false;
+        if conn.index == ConnId::NONE.index {
+            let mut is_taken = false;
+            with_run(&mut |run| is_taken = self.takes_unknown(now, request, *flow, (run, verdict)));
+            if !is_taken {
+                return None;
             }
         }
         let sent = self.world.tx.sent();
@@ -633,13 +602,49 @@ impl RxPump {
         let digest = &mut request.digest;
         (digest.now, digest.sent, digest.hint) = (now, sent, conn);
         self.received += u64::from(digest.len);
-        sample_cursors(&self.world, digest, ahead, run);
+        let place = sample_cursors(&self.world, digest, ahead);
         self.stats.requests += 1;
         self.published.time = now;
         if self.recording.recorder.is_some() {
-            self.record(request, verdict, run);
+            with_run(&mut |run| self.record(request, verdict, run));
         }
-        true
+        Some(place)
+    }
+
+    /// Whether this connection of a flow was looked up in the table as it is now.
+    #[inline(always)]
+    pub(crate) fn is_current(&self, hint: Option<(u64, ConnId)>) -> bool {
+        hint.is_some_and(|(version, _)| version == self.connections.hints_version)
+    }
+
+    /// Finds the next hop of the answer to a run whose flow has no connection. Returns false if the
+    /// run must not be published now.
+    #[inline(never)]
+    fn takes_unknown(
+        &mut self,
+        now: Instant,
+        request: &mut Request,
+        flow: Flow,
+        (run, verdict): (&Run, Option<Verdict>),
+    ) -> bool {
+        // Segments to another host or group must not be answered.
+        let is_foreign = self.host.is_foreign(&flow);
+        if is_foreign || !self.has_flow(&flow) {
+            let count = match is_foreign {
+                true => &mut self.stats.foreign,
+                false => &mut self.stats.not_ours,
+            };
+            *count += u64::from(request.digest.count);
+            return false;
+        }
+        let Some(hop) = self.hop_of_answer(now, (request, flow), (run, verdict)) else {
+            return false;
+        };
+        if let Body::Segments { mac, .. } = &mut request.body {
+            *mac = hop;
+        }
+        !(self.connections.held.may_hold(&request.digest)
+            && self.hold_syn(now, (request, flow), (run, verdict)))
     }
 
     /// The next time at which this pump has something to do without input.
@@ -690,10 +695,19 @@ struct RunPublisher<'a, L> {
 impl<L: Log> Found for RunPublisher<'_, L> {
     #[inline]
     fn run(&mut self, open: &mut OpenRun, batch: &Batch, verdict: Option<Verdict>) {
-        let run = (open.frames(batch), verdict);
-        let about = (open.flow, &mut open.hint);
-        self.pump
-            .publish_run(self.now, &mut open.request, about, run, self.log);
+        let seq = open.request.digest.seg_seq;
+        let frames = |place| match open.is_acks {
+            true => Run::default(),
+            false => Run::new(batch, open.indices, seq, place),
+        };
+        let (request, about) = (&mut open.request, (&open.flow, &mut open.hint));
+        let with_run = |look: &mut dyn FnMut(&Run)| look(&frames(None));
+        let found = self
+            .pump
+            .sample_run(self.now, request, about, verdict, with_run);
+        if let Some(place) = found {
+            self.log.publish(request, verdict, frames(place));
+        }
     }
 
     fn other(&mut self, index: usize) {
@@ -701,26 +715,27 @@ impl<L: Log> Found for RunPublisher<'_, L> {
     }
 }
 
-/// Adds the application's read and write cursors to the digest of `run`, for the connection that
+/// Adds the application's read and write cursors to the digest of a run, for the connection that
 /// its hint names. With `ahead`, reserves space in the receive ring for the payload. If that is not
-/// verified yet (`Some(true)`), it can be stored there before its delivery.
+/// verified yet (`Some(true)`), returns the place: the payload can be stored there before its
+/// delivery.
 #[inline(always)]
-fn sample_cursors(world: &World, digest: &mut Digest, ahead: Option<bool>, run: &mut Run) {
-    if let Some(stream) = world.streams.get(digest.hint) {
-        let (app_read, app_written) = stream.cursors();
-        // `reserve` must see every published run, even if the digest gets no cursors.
-        if let Some(is_unverified) = ahead
-            && digest.len > 0
-        {
-            let place = stream.reserve(digest.seg_seq, digest.len, app_read);
-            run.place = place.filter(|_| is_unverified);
-        }
-        if stream.has_changes() {
-            // The changes must be published before the bytes that were written after them.
-            return;
-        }
+fn sample_cursors(world: &World, digest: &mut Digest, ahead: Option<bool>) -> Option<NonZeroU64> {
+    let stream = world.streams.get(digest.hint)?;
+    let (app_read, app_written) = stream.cursors();
+    let mut place = None;
+    // `reserve` must see every published run, even if the digest gets no cursors.
+    if let Some(is_unverified) = ahead
+        && digest.len > 0
+    {
+        place = stream.reserve(digest.seg_seq, digest.len, app_read);
+        place = place.filter(|_| is_unverified);
+    }
+    // Changes must be published before the bytes that were written after them.
+    if !stream.has_changes() {
         digest.app_read = app_read as u32;
         digest.app_written = app_written as u32;
         digest.bits |= Digest::PROGRESS;
     }
+    place
 }

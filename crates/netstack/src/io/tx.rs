@@ -111,6 +111,8 @@ pub(crate) struct TxRing {
     /// log2 of the frames in a chunk, and in the ring.
     chunk_shift: u32,
     slot_shift: u32,
+    /// One less than the slots.
+    slot_mask: u64,
     /// For each slot: length and metadata of the built frame.
     built: Box<[UnsafeCell<Built>]>,
     /// For each slot: the part of its frame outside the slot, if there is one.
@@ -175,6 +177,7 @@ impl TxRing {
             chunks: (0..slots / chunk).map(words).collect(),
             chunk_shift: chunk.trailing_zeros(),
             slot_shift: slots.trailing_zeros(),
+            slot_mask: slots as u64 - 1,
             built: (0..slots).map(|_| UnsafeCell::default()).collect(),
             carried: (0..slots).map(|_| UnsafeCell::default()).collect(),
             memory,
@@ -200,7 +203,7 @@ impl TxRing {
     /// The slot of frame `frame`.
     #[inline(always)]
     fn index(&self, frame: u64) -> usize {
-        (frame & ((1 << self.slot_shift) - 1)) as usize
+        (frame & self.slot_mask) as usize
     }
 
     /// The chunk of frame `frame`.
@@ -242,9 +245,10 @@ impl TxRing {
         debug_assert!(count > 0 && first + u64::from(count) <= self.chunk_end(first));
         let chunk = self.chunk(first);
         let frames = (u32::MAX >> (32 - count)) << self.bit(first);
+        let untaken = word(self.lap(first), 0);
         let mut found = chunk.taken.load(Ordering::Relaxed);
         loop {
-            if found & word(u64::MAX, frames) != word(self.lap(first), 0) {
+            if found & word(u64::MAX, frames) != untaken {
                 return Err(Diverged(first));
             }
             match chunk.taken.compare_exchange(

@@ -58,15 +58,19 @@ impl Sum {
     ///
     /// # Panics
     /// If the length of `to` is not the sum of both.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn add_copies(self, cpu: Cpu, parts: (&[u8], &[u8]), to: &mut [u8]) -> Sum {
-        let (a, b) = parts;
+        match parts.1 {
+            [] => self.add_copy(cpu, parts.0, to),
+            _ => self.add_both(cpu, parts, to),
+        }
+    }
+
+    #[inline(never)]
+    fn add_both(self, cpu: Cpu, (a, b): (&[u8], &[u8]), to: &mut [u8]) -> Sum {
         let (front, back) = to.split_at_mut(a.len());
         let sum = self.add_copy(cpu, a, front);
-        if b.is_empty() && back.is_empty() {
-            return sum;
-        }
         let second = Sum::default().add_copy(cpu, b, back);
         Sum(fold64(sum.0, second.behind(a.len()).0))
     }
@@ -146,7 +150,6 @@ fn fold16(sum: u64) -> u16 {
 }
 
 /// Length in bytes from which the wide loops repay their selection.
-#[cfg(target_arch = "x86_64")]
 const WIDE: usize = 64;
 
 #[inline]
@@ -189,6 +192,18 @@ impl Cpu {
         Cpu(Selected::Any)
     }
 
+    /// Runs a loop that is compiled for these vectors.
+    #[inline(always)]
+    pub fn run<L: CopyLoop>(self, looping: L) -> L::Output {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Selected::Avx512(cpu) => cpu.vectorize(wide::Looping { cpu, looping }),
+            #[cfg(target_arch = "x86_64")]
+            Selected::Avx2(cpu) => cpu.vectorize(wide::Looping { cpu, looping }),
+            Selected::Any => looping.run(Narrow),
+        }
+    }
+
     #[inline(always)]
     fn copy_words(self, from: &[u8], to: &mut [u8]) -> u64 {
         assert_eq!(from.len(), to.len());
@@ -203,6 +218,52 @@ impl Cpu {
             }
             _ => copy_narrow(from, to),
         }
+    }
+}
+
+/// A loop with a copy in each round. As a whole it is compiled for each kind of vectors, so no round
+/// pays for a call.
+pub trait CopyLoop {
+    /// The result of the loop.
+    type Output;
+    /// Runs the loop. Must be `#[inline(always)]`, as all that it calls with `copier`.
+    fn run(self, copier: impl Copier) -> Self::Output;
+}
+
+/// Copies with the vectors of one kind of processor.
+pub trait Copier: Copy {
+    /// The sum of `bytes`, at least 64 of them.
+    fn sum(self, bytes: &[u8]) -> u64;
+    /// Copies `from`, at least 64 bytes, to `to`. Returns the sum.
+    fn copy(self, from: &[u8], to: &mut [u8]) -> u64;
+
+    /// As [`Sum::add_copy`].
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    #[inline(always)]
+    #[must_use]
+    fn add_copy(self, sum: Sum, from: &[u8], to: &mut [u8]) -> Sum {
+        assert_eq!(from.len(), to.len());
+        let copied = match from.len() >= WIDE {
+            true => self.copy(from, to),
+            false => copy_narrow(from, to),
+        };
+        Sum(fold64(sum.0, copied))
+    }
+}
+
+/// A copier for every processor.
+#[derive(Clone, Copy)]
+struct Narrow;
+
+impl Copier for Narrow {
+    fn sum(self, bytes: &[u8]) -> u64 {
+        narrow::sum(bytes)
+    }
+
+    fn copy(self, from: &[u8], to: &mut [u8]) -> u64 {
+        copy_narrow(from, to)
     }
 }
 

@@ -354,7 +354,7 @@ impl RxPump {
             return;
         };
         let count = open.indices.len();
-        let run = Run::new(&batch, core::mem::take(&mut open.indices), SeqNum(0));
+        let run = Run::new(&batch, core::mem::take(&mut open.indices), SeqNum(0), None);
         let is_verified = open.is_verified;
         let mut lens = [0; MAX_DATAGRAMS];
         lens[..count].copy_from_slice(&open.lens[..count]);

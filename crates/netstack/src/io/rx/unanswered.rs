@@ -136,8 +136,15 @@ impl RxPump {
             && let Some(mut held) = self.connections.unanswered.ready.pop_front()
         {
             self.connections.unanswered.bytes -= cost(&held.run);
-            let run = (held.run, held.verdict);
-            self.publish_run(now, &mut held.request, (held.flow, &mut None), run, log);
+            let about = (&held.flow, &mut None);
+            let with_run = |look: &mut dyn FnMut(&Run)| look(&held.run);
+            match self.sample_run(now, &mut held.request, about, held.verdict, with_run) {
+                Some(place) => {
+                    held.run.place = place;
+                    log.publish(&held.request, held.verdict, held.run);
+                }
+                None => self.recycler.put(held.run),
+            }
             done += 1;
         }
         done

@@ -78,6 +78,7 @@ impl Incoming {
 
 impl<'a> StreamRef<'a> {
     /// The receive side; makes it for the first bytes that arrive.
+    #[inline]
     pub(super) fn incoming(&self) -> &'a Incoming {
         self.stream.incoming.get_or_init(|| Incoming {
             ring: self.streams.table.receive_blocks().make(self.stream.index),
@@ -110,6 +111,7 @@ impl<'a> StreamRef<'a> {
         if first == 0 {
             return None;
         }
+        // A power of two.
         let size = self.streams.receive_len as u64;
         let edge = app_read + size;
         let mark = match self.stream.pump.published_end.load(Ordering::Relaxed) {
@@ -120,7 +122,7 @@ impl<'a> StreamRef<'a> {
         let ahead = seq.0.wrapping_sub(first as u32).wrapping_sub(mark as u32) as i32;
         let offset = mark.checked_add_signed(i64::from(ahead))?;
         let end = offset + u64::from(len);
-        let fits = ahead == 0 && end <= edge && offset % size + u64::from(len) <= size;
+        let fits = ahead == 0 && end <= edge && (offset & (size - 1)) + u64::from(len) <= size;
         // Bytes after a gap are not reserved: `apply` may refuse them, and storing them would touch
         // a page for nothing. Bytes beyond the edge are refused.
         self.stream

@@ -65,17 +65,17 @@ impl StreamTable {
         }
     }
 
-    /// The stream of an entry; `None` if the table has no such entry.
+    /// The stream of an entry.
     ///
     /// # Safety
     /// The stream was made, and the caller has synchronized with its making through a Release and
     /// an Acquire.
     #[inline]
-    unsafe fn get(&self, index: u32) -> Option<&Stream> {
-        let slot = self.slots.get(index as usize)?;
-        // SAFETY: the caller guarantees that it was made; after that only its fields are written,
-        // through shared references.
-        Some(unsafe { (*slot.0.get()).assume_init_ref() })
+    unsafe fn get(&self, index: u32) -> &Stream {
+        debug_assert!((index as usize) < self.slots.len());
+        // SAFETY: the caller guarantees that it was made, so the table has its slot; after that
+        // only its fields are written, through shared references.
+        unsafe { (*self.slots.get_unchecked(index as usize).0.get()).assume_init_ref() }
     }
 
     /// Makes the stream of an entry unless it exists. Returns it; `None` if there is no such entry.
@@ -88,7 +88,7 @@ impl StreamTable {
             unsafe { (*slot.0.get()).write(Stream::new(index, self.settings)) };
         });
         // SAFETY: it was made above, by this thread or by one that `call_once` waited for.
-        unsafe { self.get(index) }
+        Some(unsafe { self.get(index) })
     }
 
     /// Memory of the receive rings, indexed by the entry of their stream.
@@ -167,7 +167,7 @@ impl Streams {
         let found = entry.load(Ordering::Acquire);
         let stream = if found == word(conn.generation, MADE) {
             // SAFETY: it was made, as the word of the entry shows.
-            unsafe { self.table.get(conn.index) }?
+            unsafe { self.table.get(conn.index) }
         } else if found == word(conn.generation, UNMADE) {
             self.first_use(conn.index)?
         } else {

@@ -17,7 +17,7 @@ use crate::io::record::Entry;
 use crate::io::rx::{self, Log};
 use crate::io::tx::TxPump;
 use crate::io::world::{Wakes, World};
-use crate::io::{Batch, FrameRecycler, Payload, Run};
+use crate::io::{Batch, FrameRecycler, Run};
 use crate::log::effect::Effect;
 use crate::log::request::{Request, Verdict};
 use crate::state::apply::{ReplicaState, Requests};
@@ -335,14 +335,7 @@ impl Data {
             {
                 let (own, rest) = effects.split_at(count);
                 effects = rest;
-                deliver(
-                    world,
-                    own,
-                    layout,
-                    &run.payload(false),
-                    &mut self.stats,
-                    &mut wakes,
-                );
+                deliver(world, own, layout, &run, &mut self.stats, &mut wakes);
                 recycler.put(run);
             }
             drop(wakes);
@@ -394,18 +387,18 @@ fn deliver(
     world: &World,
     effects: &[Effect],
     layout: (u32, usize),
-    payload: &Payload<'_>,
+    run: &Run,
     stats: &mut EffectStats,
     wakes: &mut Wakes<'_>,
 ) {
     for effect in effects {
         match effect {
             Effect::Deliver(piece) => {
-                perform::deliver(world, piece, layout, payload, stats);
+                perform::deliver(world, piece, layout, (run, false), stats);
                 wakes.add(piece.conn);
             }
             Effect::Queue(datagrams) => {
-                perform::queue(world, datagrams, payload.frames, stats);
+                perform::queue(world, datagrams, run.frames(), stats);
                 wakes.add_socket(datagrams.socket);
             }
             _ => {}

@@ -10,6 +10,8 @@ use core::arch::x86_64::{__m256i, __m512i};
 use pulp::NullaryFnOnce;
 use pulp::x86::{V3, V4};
 
+use super::{Copier, CopyLoop};
+
 /// Vectors of half a group. The vectors of a group share one mean.
 const HALF: usize = 4;
 /// Bytes after which the carries are counted. Half a carry is 2^15 in the highest words, and
@@ -197,39 +199,60 @@ pub(super) struct Copied<'a, C> {
     pub to: &'a mut [u8],
 }
 
-impl NullaryFnOnce for Words<'_, V3> {
+/// A loop, for the vectors of `cpu`.
+pub(super) struct Looping<C, L> {
+    pub cpu: C,
+    pub looping: L,
+}
+
+impl<C: Copier> NullaryFnOnce for Words<'_, C> {
     type Output = u64;
 
     #[inline(always)]
     fn call(self) -> u64 {
-        words(self.cpu, self.bytes)
+        self.cpu.sum(self.bytes)
     }
 }
 
-impl NullaryFnOnce for Words<'_, V4> {
+impl<C: Copier> NullaryFnOnce for Copied<'_, C> {
     type Output = u64;
 
     #[inline(always)]
     fn call(self) -> u64 {
-        words(self.cpu, self.bytes)
+        self.cpu.copy(self.from, self.to)
     }
 }
 
-impl NullaryFnOnce for Copied<'_, V3> {
-    type Output = u64;
+impl<C: Copier, L: CopyLoop> NullaryFnOnce for Looping<C, L> {
+    type Output = L::Output;
 
     #[inline(always)]
-    fn call(self) -> u64 {
-        copy(self.cpu, self.from, self.to)
+    fn call(self) -> L::Output {
+        self.looping.run(self.cpu)
     }
 }
 
-impl NullaryFnOnce for Copied<'_, V4> {
-    type Output = u64;
+impl Copier for V3 {
+    #[inline(always)]
+    fn sum(self, bytes: &[u8]) -> u64 {
+        words(self, bytes)
+    }
 
     #[inline(always)]
-    fn call(self) -> u64 {
-        copy(self.cpu, self.from, self.to)
+    fn copy(self, from: &[u8], to: &mut [u8]) -> u64 {
+        copy(self, from, to)
+    }
+}
+
+impl Copier for V4 {
+    #[inline(always)]
+    fn sum(self, bytes: &[u8]) -> u64 {
+        words(self, bytes)
+    }
+
+    #[inline(always)]
+    fn copy(self, from: &[u8], to: &mut [u8]) -> u64 {
+        copy(self, from, to)
     }
 }
 
