@@ -27,14 +27,14 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 }
 
 const PARTS: [Part; 10] = [
-    part("crates/dominoes", 23_100, 17_000),
+    part("crates/dominoes", 23_300, 17_000),
     part("crates/drivers", 24_100, 20_000),
     part("crates/netstack/proto", 37_300, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
         ..part("crates/netstack", 66_400, 45_000)
     },
-    part("crates/bench", 32_900, 21_000),
+    part("crates/bench", 32_700, 21_000),
     part("crates/preload", 8_800, 4_000),
     part("crates/testkit", 3_500, 3_000),
     part("tests", 21_700, 11_500),

@@ -8,9 +8,9 @@
 #![cfg(loom)]
 
 use dominoes::{
-    Assignment, BatchError, EventCount, Exclusive, Greedy, NoBatch, Park, Publisher, Replicated,
-    Spin, StateMachine, Subscription, TryPublishError, UnitState, Units, Verdicts, Wait, WaitSet,
-    WakeSource, Watch, Work,
+    Assignment, BatchError, EventCount, Exclusive, Greedy, Lifo, NoBatch, Park, Pool, Publisher,
+    Replicated, Spin, StateMachine, Subscription, TryPublishError, UnitState, Units, Verdicts,
+    Wait, WaitSet, WakeSource, Watch, Work,
 };
 use loom::{
     sync::{
@@ -631,6 +631,33 @@ fn every_value_is_dropped_once() {
             drop(log);
         }
         assert_eq!(drops.load(Ordering::Relaxed), 2);
+    });
+}
+
+/// Catches: a head that is taken for the one that was read before, though others took its cell and
+/// put it back before a different one (a stack without its tag); a value that is taken twice, or
+/// lost, or read before it is written.
+#[test]
+fn a_stack_gives_each_value_to_one_thread() {
+    model(2, || {
+        let lifo = Arc::new(Lifo::with_capacity(2));
+        (0..2).for_each(|n| lifo.push(n).unwrap());
+        let run = |returns: bool| {
+            let lifo = lifo.clone();
+            thread::spawn(move || {
+                let value: u32 = lifo.pop()?;
+                match returns {
+                    true => lifo.push(value).err(),
+                    false => Some(value),
+                }
+            })
+        };
+        let (one, other) = (run(true), run(false));
+        let mut all = vec![lifo.pop(), one.join().unwrap(), other.join().unwrap()];
+        all.extend([lifo.pop(), lifo.pop()]);
+        let mut values: Vec<u32> = all.into_iter().flatten().collect();
+        values.sort();
+        assert_eq!(values, [0, 1]);
     });
 }
 

@@ -2,6 +2,7 @@
 
 mod context;
 mod domain;
+mod lifo;
 mod semaphore;
 mod service;
 mod share;
@@ -9,11 +10,12 @@ mod timer;
 
 pub use context::{Context, ContextControl, ContextHandle, DomainHandle, Reply};
 pub use domain::{Domain, Replica, Turn};
+pub use lifo::Lifo;
 pub use semaphore::Semaphore;
 pub use service::{
     Feed, FeedId, FeedView, Handled, Priority, RoundRobin, Scheduler, Served, Service, Then,
 };
-pub use share::{Lifo, Pool, PoolWorker, SharePublisher, Unordered, WorkShare};
+pub use share::{Pool, PoolWorker, SharePublisher, Unordered, WorkShare};
 pub use timer::{
     Clock, ManualClock, SystemClock, Tick, TimerControl, TimerFeed, TimerId, TimerPublisher, Wheel,
 };

@@ -5,7 +5,7 @@ use crate::{
     Channel, Closed, NoBatch, Publish, Receive, SpinYield, SubscribeError, TryPublishError, Wait,
     WaitSet,
     channel::{Delivery, Order},
-    sync::{Arc, AtomicUsize, Mutex, Ordering},
+    sync::{Arc, AtomicUsize, Ordering},
 };
 use crossbeam_queue::ArrayQueue;
 use std::{fmt, marker::PhantomData, time::Instant};
@@ -34,58 +34,6 @@ pub trait Pool<T>: Send + Sync {
     /// Whether there are no values.
     fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-}
-
-/// Last in, first out: the newest value is likely still in some cache. A stack under a lock that
-/// is held for a few instructions.
-pub struct Lifo<T> {
-    stack: Mutex<Vec<T>>,
-    capacity: usize,
-}
-
-impl<T: Send> Pool<T> for Lifo<T> {
-    const ORDER: Order = Order::NewestFirst;
-
-    fn with_capacity(capacity: usize) -> Self {
-        Lifo {
-            stack: Mutex::new(Vec::with_capacity(capacity)),
-            capacity,
-        }
-    }
-
-    fn push(&self, value: T) -> Result<(), T> {
-        let mut stack = self
-            .stack
-            .lock()
-            .unwrap_or_else(|poison| poison.into_inner());
-        if stack.len() == self.capacity {
-            return Err(value);
-        }
-        stack.push(value);
-        Ok(())
-    }
-
-    fn pop(&self) -> Option<T> {
-        self.stack
-            .lock()
-            .unwrap_or_else(|poison| poison.into_inner())
-            .pop()
-    }
-
-    fn len(&self) -> usize {
-        self.stack
-            .lock()
-            .unwrap_or_else(|poison| poison.into_inner())
-            .len()
-    }
-}
-
-impl<T> fmt::Debug for Lifo<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lifo")
-            .field("capacity", &self.capacity)
-            .finish()
     }
 }
 
@@ -393,7 +341,7 @@ impl<T, P: Pool<T>, W: Wait> fmt::Debug for PoolWorker<T, P, W> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::Park;
+    use crate::{Lifo, Park};
     use std::thread;
 
     #[test]
