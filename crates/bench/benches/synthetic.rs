@@ -2,8 +2,8 @@
 //! [--threads 1,2,4] [--sequential NS] [--seed N]`
 //!
 //! Requests with a sequential part of about 100 ns and 100, 10, 2 or half times as much
-//! parallelizable work, on 1 to 16 threads, with the state behind a coarse lock, behind a lock for
-//! the sequential part alone, made of atomics, or replicated and fed from one log (Sizemore 2011,
+//! parallelizable work, on 1 to 16 threads, with a coarse lock around the state, a lock
+//! around the sequential part alone, a state of atomics, or a replicated one, fed from one log (Sizemore 2011,
 //! section 5.2, figures 5.1 and 5.2). All strategies do the same work, which is verified first.
 //!
 //! Threads are pinned, thread `t` to core `(t + round) % cores`; more threads than cores are

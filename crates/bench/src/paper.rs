@@ -8,16 +8,14 @@
 //! *Performance analysis and feasibility study of a parallelized TCP/IP implementation*, Hallym
 //! University, 1996. Kim, Pai: Hyong-youb Kim, Vijay S. Pai and Scott Rixner, *Exploiting
 //! task-level concurrency in a programmable network interface*, PPoPP 2003. Curves that the text
-//! describes without numbers are described here without numbers.
-
-mod figures;
+//! describes without numbers are described in `figures.toml` without numbers.
 
 use core::fmt;
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-pub use self::figures::*;
 use crate::spread::Spread;
 
 /// Sizemore 2011.
@@ -34,89 +32,83 @@ pub const KIM_PAI: &str = "Kim, Pai and Rixner 2003";
 /// All papers, in the order of the report.
 pub const PAPERS: [&str; 5] = [SIZEMORE, NAHUM, MACKERRAS, KIM_SUNG, KIM_PAI];
 
+/// The figures that an experiment or a bench target is compared with, in the order of
+/// `figures.toml`.
+///
+/// # Panics
+/// If the file cannot be read, which a test excludes.
+pub fn published(experiment: &str) -> &'static [Figure] {
+    FIGURES.get(experiment).map_or(&[], Vec::as_slice)
+}
+
+static FIGURES: LazyLock<BTreeMap<String, Vec<Figure>>> = LazyLock::new(|| {
+    toml::from_str(include_str!("../figures.toml")).expect("the file is part of the program")
+});
+
+/// Percent of one processor's time that each handler takes, as a range by event (figure 5): 64-byte
+/// frames both ways.
+pub const NIC_EVENTS: [(f64, f64); 9] = [
+    (4.0, 6.0),
+    (14.0, 14.0),
+    (4.0, 6.0),
+    (30.0, 30.0),
+    (4.0, 6.0),
+    (30.0, 30.0),
+    (0.6, 0.6),
+    (4.0, 6.0),
+    (4.0, 6.0),
+];
+
+/// Percent of segments out of order at TCP, receiving 4 KB packets with checksums, on 1 to 8
+/// processors, with mutexes and with MCS locks: table 1 of Nahum et al.
+pub const MISORDERED: [(u32, u32); 8] = [
+    (0, 0),
+    (2, 2),
+    (4, 4),
+    (5, 6),
+    (11, 9),
+    (25, 11),
+    (42, 14),
+    (54, 18),
+];
+
 /// One published figure.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Figure {
     /// Authors and year: one of [`PAPERS`].
-    pub source: &'static str,
+    pub source: String,
     /// Figure, table or section.
-    pub place: &'static str,
+    pub place: String,
     /// The measured quantity, and the machine.
-    pub what: &'static str,
+    pub what: String,
     /// Cores or replicas, where the text gives a number for them.
     pub cores: Option<usize>,
     /// Throughput, where the text gives a number.
     pub mbit_per_s: Option<f64>,
     /// How the number is meant, or what the curve shows.
-    pub note: &'static str,
+    pub note: String,
     /// The checks by our measures. None: it is only reported.
-    pub checks: &'static [Check],
+    pub checks: Vec<Check>,
     /// Why the two may differ: what our arrangement has that the paper's has not, or the reverse.
-    pub differs: &'static str,
+    pub differs: String,
     /// Whether that is what we intend.
     pub is_on_purpose: bool,
     /// What this machine or this bench lacks for a comparison; empty if nothing.
-    pub lacks: &'static str,
+    pub lacks: String,
+    /// The model that computes the paper's own numbers from the paper's own parameters, by its
+    /// place in `projection/papers.rs`; empty if there is none. Without it nothing that is
+    /// projected is compared.
+    pub model: String,
 }
 
+/// The reason if no model of a figure is validated, and something of ours is projected.
+const NO_MODEL: &str = "a model that computes the paper's own numbers";
+
 impl Figure {
-    /// A figure whose text gives no throughput.
-    const fn new(
-        source: &'static str,
-        place: &'static str,
-        what: &'static str,
-        note: &'static str,
-    ) -> Figure {
-        Figure {
-            source,
-            place,
-            what,
-            cores: None,
-            mbit_per_s: None,
-            note,
-            checks: &[],
-            differs: "",
-            is_on_purpose: false,
-            lacks: "",
-        }
-    }
-
-    const fn cores(self, cores: usize) -> Figure {
-        Figure {
-            cores: Some(cores),
-            ..self
-        }
-    }
-
-    const fn mbit_per_s(self, rate: f64) -> Figure {
-        Figure {
-            mbit_per_s: Some(rate),
-            ..self
-        }
-    }
-
-    const fn checks(self, checks: &'static [Check]) -> Figure {
-        Figure { checks, ..self }
-    }
-
-    const fn differs(self, differs: &'static str) -> Figure {
-        Figure { differs, ..self }
-    }
-
-    const fn differs_on_purpose(self, differs: &'static str) -> Figure {
-        Figure {
-            is_on_purpose: true,
-            ..self.differs(differs)
-        }
-    }
-
-    const fn lacks(self, lacks: &'static str) -> Figure {
-        Figure { lacks, ..self }
-    }
-
     /// The paper's words, without their place.
     pub fn says(&self) -> String {
-        let mut out = self.what.to_owned();
+        let mut out = self.what.clone();
         if let Some(cores) = self.cores {
             out += &format!(", {cores} core{}", if cores == 1 { "" } else { "s" });
         }
@@ -134,24 +126,30 @@ impl Figure {
         let checks = || {
             self.checks
                 .iter()
-                .map(|check| (check, measures.get(check.measure)))
+                .map(|check| (check, measures.get(&check.measure)))
         };
         let judged: Vec<Verdict> = checks()
             .filter(|(check, _)| check.published != Published::Nothing)
-            .map(|(check, ours)| check.verdict(ours))
+            .map(|(check, ours)| match ours {
+                Some(ours) if ours.projected && self.model.is_empty() => Verdict::NotComparable,
+                _ => check.verdict(ours),
+            })
             .collect();
         let verdict = match Verdict::of(&judged) {
             _ if !self.lacks.is_empty() => Verdict::NotComparable,
             Verdict::Differs if self.is_on_purpose => Verdict::OnPurpose,
+            Verdict::Differs => Verdict::Differs,
+            _ if judged.contains(&Verdict::NotComparable) => Verdict::NotComparable,
             verdict => verdict,
         };
         let mut sentences: Vec<String> = checks()
             .map(|(check, ours)| check.sentence(ours, verdict))
             .collect();
         let reason = match verdict {
+            Verdict::NotComparable if self.lacks.is_empty() => format!("lacks {NO_MODEL}"),
             Verdict::NotComparable => format!("lacks {}", self.lacks),
-            Verdict::Differs | Verdict::OnPurpose => self.differs.to_owned(),
-            Verdict::Reported if self.checks.is_empty() => self.differs.to_owned(),
+            Verdict::Differs | Verdict::OnPurpose => self.differs.clone(),
+            Verdict::Reported if self.checks.is_empty() => self.differs.clone(),
             _ => String::new(),
         };
         sentences.extend(Some(reason).filter(|reason| !reason.is_empty()));
@@ -185,7 +183,7 @@ pub struct Measure {
 }
 
 impl Measure {
-    /// The median of so many values, or pairs of values.
+    /// The spread of this number of values, or pairs of values.
     pub fn of(ours: Spread, pairs: usize) -> Measure {
         Measure {
             ours,
@@ -228,10 +226,12 @@ const ENOUGH_PAIRS: usize = 5;
 /// How far ours may be from a published number, as a part of it.
 const NEAR: f64 = 0.25;
 
-/// What a paper says of a quantity.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+/// The published value of a quantity.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Published {
-    /// Nothing that could be compared: ours is reported.
+    /// None that could be compared: ours is reported.
+    #[default]
     Nothing,
     /// A number.
     Number(f64),
@@ -244,16 +244,23 @@ pub enum Published {
 }
 
 /// A comparison of a figure with ours.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct Check {
     /// The compared quantity, in a few words.
-    pub what: &'static str,
+    pub what: String,
     /// Name of our measure.
-    pub measure: &'static str,
-    /// What the paper says of it, in the unit of ours.
+    pub measure: String,
+    /// The paper's value, in the unit of ours.
+    #[serde(default)]
     pub published: Published,
     /// Of both.
-    pub unit: &'static str,
+    #[serde(default = "times")]
+    pub unit: String,
+}
+
+fn times() -> String {
+    TIMES.to_owned()
 }
 
 /// A multiple: the unit of ratios.
@@ -262,47 +269,12 @@ pub const TIMES: &str = "x";
 pub const PERCENT: &str = "%";
 
 impl Check {
-    /// Ours, by the name of its measure, in some unit.
-    const fn new(what: &'static str, measure: &'static str, unit: &'static str) -> Check {
-        Check {
-            what,
-            measure,
-            published: Published::Nothing,
-            unit,
-        }
-    }
-
-    /// A ratio.
-    const fn ratio(what: &'static str, measure: &'static str) -> Check {
-        Check::new(what, measure, TIMES)
-    }
-
-    const fn says(self, published: Published) -> Check {
-        Check { published, ..self }
-    }
-
-    const fn number(self, number: f64) -> Check {
-        self.says(Published::Number(number))
-    }
-
-    const fn between(self, least: f64, most: f64) -> Check {
-        self.says(Published::Between(least, most))
-    }
-
-    const fn more_than(self, bound: f64) -> Check {
-        self.says(Published::MoreThan(bound))
-    }
-
-    const fn less_than(self, bound: f64) -> Check {
-        self.says(Published::LessThan(bound))
-    }
-
     /// Judges ours by both quartiles.
     ///
-    /// A ratio whose quartiles are on both sides of 1, or at it, says nothing. One on the other
-    /// side of 1 than the published number differs from it, however near they are, and one agrees
-    /// only if what it gains or loses is also at least half of, and at most twice, what is
-    /// published: 1.05 is near 1.14, and yet a third of that gain.
+    /// A ratio whose quartiles are on both sides of 1, or at it, shows no difference. One on the
+    /// other side of 1 than the published number differs from it, however near they are. A ratio
+    /// agrees only if its gain or loss is also between half and twice the published one: 1.05 is
+    /// near 1.14, and yet a third of that gain.
     fn verdict(&self, ours: Option<&Measure>) -> Verdict {
         let Some(measure) = ours else {
             return Verdict::NotMeasured;
@@ -357,7 +329,7 @@ impl Check {
 
     /// Ours beside the published number. Mentions what `verdict`, of the whole figure, does not.
     fn sentence(&self, ours: Option<&Measure>, verdict: Verdict) -> String {
-        let number = |value: f64| shown(value, self.unit);
+        let number = |value: f64| shown(value, &self.unit);
         let beside = match self.published {
             Published::Number(published) => format!(" (published {})", number(published)),
             Published::Between(least, most) => {
@@ -387,7 +359,7 @@ impl Check {
 
     /// Ours, if it was measured.
     pub fn ours(&self, measures: &Measures) -> Option<Spread> {
-        measures.get(self.measure).map(|measure| measure.ours)
+        measures.get(&self.measure).map(|measure| measure.ours)
     }
 
     /// The published number, or the middle of an interval.
@@ -417,8 +389,8 @@ pub fn shown(value: f64, unit: &str) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Every published number was measured, at least five times on a calm machine, and both
-    /// quartiles of ours are within a quarter of it, or in the paper's interval; what a ratio
-    /// gains is within half and twice what is published.
+    /// quartiles of ours are within a quarter of it, or in the paper's interval; the gain of a
+    /// ratio is between half and twice the published gain.
     Agrees,
     /// Ours goes where the paper's does; the size is not the same, or the paper gives none.
     SameDirection,
@@ -499,140 +471,137 @@ impl fmt::Display for Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use Published::{LessThan, MoreThan, Nothing, Number};
+    use Verdict::*;
 
-    const FIGURE: Figure = Figure::new(SIZEMORE, "figure 0", "something", "").checks(&[
-        Check::ratio("two over one", "two / one").number(1.5),
-        Check::new("share", "share", PERCENT).less_than(50.0),
-        Check::ratio("besides", "besides"),
-    ]);
-
-    fn spread(q1: f64, median: f64, q3: f64) -> Spread {
-        Spread { q1, median, q3 }
+    fn check(measure: &str, unit: &str, published: Published) -> Check {
+        let [what, unit] = [measure, unit].map(str::to_owned);
+        Check {
+            measure: what.clone(),
+            what,
+            published,
+            unit,
+        }
     }
 
-    fn verdict_of(check: Check, ours: Spread, pairs: usize) -> Verdict {
-        check.verdict(Some(&Measure::of(ours, pairs)))
+    fn figure() -> Figure {
+        let checks = [
+            check("two / one", TIMES, Number(1.5)),
+            check("share", PERCENT, LessThan(50.0)),
+            check("besides", TIMES, Nothing),
+        ];
+        Figure {
+            checks: checks.into(),
+            ..Figure::default()
+        }
+    }
+
+    /// The verdicts on three quartiles of a number of pairs.
+    fn judged(published: Published, unit: &str, all: &[([f64; 3], usize, Verdict)]) {
+        let check = check("", unit, published);
+        for &([q1, median, q3], pairs, verdict) in all {
+            let measure = Measure::of(Spread { q1, median, q3 }, pairs);
+            let found = check.verdict(Some(&measure));
+            assert_eq!(found, verdict, "{published:?}: {q1} {median} {q3}, {pairs}");
+        }
     }
 
     #[test]
     fn a_number_agrees_if_both_quartiles_of_enough_pairs_are_within_a_quarter_of_it() {
-        let check = Check::ratio("", "").number(2.0);
-        assert_eq!(verdict_of(check, spread(1.5, 1.8, 2.5), 5), Verdict::Agrees);
-        assert_eq!(
-            verdict_of(check, spread(1.49, 1.8, 2.5), 5),
-            Verdict::SameDirection
-        );
-        assert_eq!(
-            verdict_of(check, spread(1.5, 1.8, 2.51), 5),
-            Verdict::SameDirection
-        );
-        assert_eq!(
-            verdict_of(check, spread(1.5, 1.8, 2.5), 4),
-            Verdict::SameDirection
-        );
-        assert_eq!(
-            verdict_of(check, spread(1.5, 1.5, 1.5), 1),
-            Verdict::Reported
-        );
-        assert_eq!(
-            verdict_of(check, spread(0.7, 0.8, 0.9), 9),
-            Verdict::Differs
-        );
-        assert_eq!(
-            verdict_of(check, spread(0.9, 1.2, 1.9), 9),
-            Verdict::NoDifference
-        );
-        assert_eq!(check.verdict(Some(&Measure::exact(2.0))), Verdict::Agrees);
-        // Near, and on the other side of 1.
-        let little = Check::ratio("", "").number(1.05);
-        assert_eq!(
-            verdict_of(little, spread(0.97, 0.98, 0.99), 9),
-            Verdict::Differs
-        );
-        // Near, and a third of the gain, or five times as much, or no gain at all.
-        let gain = Check::ratio("", "").number(1.14);
-        assert_eq!(
-            verdict_of(gain, spread(1.05, 1.05, 1.05), 9),
-            Verdict::SameDirection
-        );
-        assert_eq!(
-            verdict_of(little, spread(1.25, 1.25, 1.25), 9),
-            Verdict::SameDirection
-        );
-        assert_eq!(
-            gain.verdict(Some(&Measure::exact(1.0))),
-            Verdict::NoDifference
-        );
-
-        let share = Check::new("", "", PERCENT).number(85.0);
-        assert_eq!(
-            verdict_of(share, spread(0.1, 0.1, 0.1), 9),
-            Verdict::Differs
-        );
-        assert_eq!(
-            verdict_of(share, spread(80.0, 85.0, 90.0), 9),
-            Verdict::Agrees
-        );
-        assert_eq!(
-            verdict_of(share, spread(80.0, 85.0, 90.0), 3),
-            Verdict::Reported
-        );
+        let cases = [
+            ([1.5, 1.8, 2.5], 5, Agrees),
+            ([1.49, 1.8, 2.5], 5, SameDirection),
+            ([1.5, 1.8, 2.51], 5, SameDirection),
+            ([1.5, 1.8, 2.5], 4, SameDirection),
+            ([1.5, 1.5, 1.5], 1, Reported),
+            ([0.7, 0.8, 0.9], 9, Differs),
+            ([0.9, 1.2, 1.9], 9, NoDifference),
+        ];
+        judged(Number(2.0), TIMES, &cases);
+        // Near, and on the other side of 1; near, and five times the gain.
+        let cases = [
+            ([0.97, 0.98, 0.99], 9, Differs),
+            ([1.25; 3], 9, SameDirection),
+        ];
+        judged(Number(1.05), TIMES, &cases);
+        // Near, and a third of the gain, or no gain at all.
+        let cases = [([1.05; 3], 9, SameDirection), ([1.0; 3], 9, NoDifference)];
+        judged(Number(1.14), TIMES, &cases);
+        let cases = [
+            ([0.1; 3], 9, Differs),
+            ([80.0, 85.0, 90.0], 9, Agrees),
+            ([80.0, 85.0, 90.0], 3, Reported),
+        ];
+        judged(Number(85.0), PERCENT, &cases);
+        let exact = check("", TIMES, Number(2.0)).verdict(Some(&Measure::exact(2.0)));
+        assert_eq!(exact, Agrees);
     }
 
     #[test]
     fn an_interval_is_as_wide_as_the_paper_has_it() {
-        let check = Check::ratio("", "").between(2.0, 3.0);
-        assert_eq!(verdict_of(check, spread(2.0, 2.5, 3.0), 5), Verdict::Agrees);
-        assert_eq!(
-            verdict_of(check, spread(4.1, 4.15, 4.2), 5),
-            Verdict::SameDirection
-        );
+        let cases = [
+            ([2.0, 2.5, 3.0], 5, Agrees),
+            ([4.1, 4.15, 4.2], 5, SameDirection),
+        ];
+        judged(Published::Between(2.0, 3.0), TIMES, &cases);
     }
 
     #[test]
     fn a_curve_without_numbers_has_a_direction_alone() {
-        let check = Check::ratio("", "").more_than(1.0);
-        assert_eq!(
-            verdict_of(check, spread(1.1, 1.8, 1.9), 9),
-            Verdict::SameDirection
-        );
-        assert_eq!(
-            verdict_of(check, spread(0.99, 1.0, 1.01), 9),
-            Verdict::NoDifference
-        );
-        assert_eq!(
-            verdict_of(check, spread(0.7, 0.8, 0.9), 9),
-            Verdict::Differs
-        );
-        let projected = Measure::of(Spread::one(2.0), 5).projected();
-        assert_eq!(check.verdict(Some(&projected)), Verdict::Projected);
-        let projected = Measure::of(Spread::one(0.5), 5).projected();
-        assert_eq!(check.verdict(Some(&projected)), Verdict::Differs);
+        let cases = [
+            ([1.1, 1.8, 1.9], 9, SameDirection),
+            ([0.99, 1.0, 1.01], 9, NoDifference),
+            ([0.7, 0.8, 0.9], 9, Differs),
+        ];
+        judged(MoreThan(1.0), TIMES, &cases);
+        for (times, verdict) in [(2.0, Projected), (0.5, Differs)] {
+            let measure = Measure::of(Spread::one(times), 5).projected();
+            assert_eq!(
+                check("", TIMES, MoreThan(1.0)).verdict(Some(&measure)),
+                verdict
+            );
+        }
     }
 
-    fn measures(values: &[(&str, Measure)]) -> Measures {
-        let named = values
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), *value));
-        named.collect()
+    /// The outcome of a figure by two of its measures.
+    fn of(figure: &Figure, ratio: Measure, share: Option<Measure>) -> Outcome {
+        let share = share.map(|share| ("share".to_owned(), share));
+        let both = [("two / one".to_owned(), ratio)].into_iter().chain(share);
+        figure.compare(&both.collect())
+    }
+
+    #[test]
+    fn a_projection_is_compared_only_by_a_validated_model() {
+        let calm = Measure::of(Spread::one(1.5), 5);
+        let model = "figure 0".to_owned();
+        let with = Figure { model, ..figure() };
+        for (share, verdict) in [(40.0, Projected), (60.0, Differs)] {
+            let share = Some(Measure::exact(share).projected());
+            let without = of(&figure(), calm, share);
+            assert_eq!(without.verdict, NotComparable);
+            assert!(without.sentence.ends_with(NO_MODEL), "{}", without.sentence);
+            assert_eq!(of(&with, calm, share).verdict, verdict);
+        }
+        // A measured quantity that differs still does.
+        let share = Some(Measure::exact(40.0).projected());
+        let differs = of(&figure(), Measure::of(Spread::one(0.5), 5), share);
+        assert_eq!(differs.verdict, Differs);
     }
 
     #[test]
     fn a_figure_is_as_good_as_the_worst_of_its_checks() {
         let calm = |value| Measure::of(Spread::one(value), 5);
-        let of = |values: &[(&str, Measure)]| FIGURE.compare(&measures(values));
-        let both = of(&[("two / one", calm(1.5)), ("share", calm(40.0))]);
-        assert_eq!(both.verdict, Verdict::SameDirection);
-        let sentence = "two over one 1.50x (published 1.50x); share 40.0 %; besides not measured";
+        let both = of(&figure(), calm(1.5), Some(calm(40.0)));
+        assert_eq!(both.verdict, SameDirection);
+        let sentence = "two / one 1.50x (published 1.50x); share 40.0 %; besides not measured";
         assert_eq!(both.sentence, sentence);
-        let one = of(&[("two / one", calm(1.5))]);
-        assert_eq!(one.verdict, Verdict::NotMeasured);
-        let disturbed = calm(40.0).disturbed_if(true);
-        let one = of(&[("two / one", calm(1.5)), ("share", disturbed)]);
-        assert_eq!(one.verdict, Verdict::Disturbed);
-        let none = of(&[("two / one", calm(1.5)), ("share", calm(60.0))]);
-        assert_eq!(none.verdict, Verdict::Differs);
-        let reported = Figure::new(SIZEMORE, "", "", "").compare(&Measures::new());
-        assert_eq!(reported.verdict, Verdict::Reported);
+        let verdict = |share| of(&figure(), calm(1.5), share).verdict;
+        assert_eq!(verdict(None), NotMeasured);
+        assert_eq!(verdict(Some(calm(40.0).disturbed_if(true))), Disturbed);
+        assert_eq!(verdict(Some(calm(60.0))), Differs);
+        assert_eq!(
+            Figure::default().compare(&Measures::new()).verdict,
+            Reported
+        );
     }
 }

@@ -65,12 +65,12 @@ fn canvas(result: &ExperimentResult) -> Option<Canvas> {
 pub fn compared(figures: &[Figure], measures: &Measures) -> Option<String> {
     let mut units: Vec<(&str, Bars)> = Vec::new();
     for figure in figures {
-        for check in figure.checks {
+        for check in &figure.checks {
             let (Some(ours), Some(published)) = (check.ours(measures), check.number_published())
             else {
                 continue;
             };
-            let unit = check.unit;
+            let unit = check.unit.as_str();
             let known = units.iter().position(|(known, _)| *known == unit);
             let at = known.unwrap_or_else(|| {
                 let heading = match unit {
@@ -252,7 +252,7 @@ mod tests {
     fn result(table: Table) -> ExperimentResult {
         ExperimentResult {
             tables: vec![table],
-            ..ExperimentResult::new("an experiment", "", &[])
+            ..ExperimentResult::new("an experiment", "")
         }
     }
 

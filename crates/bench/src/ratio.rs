@@ -111,7 +111,7 @@ pub struct RatioLine {
     pub all_disturbed: bool,
     /// The least value that meets the target.
     pub at_least: Option<f64>,
-    /// Whether its median does.
+    /// Whether its median does. A median of one pair is not judged.
     pub met: Option<bool>,
     /// The ratio of pairs in which the cores stayed equally far apart, if a row used several
     /// cores.
@@ -128,6 +128,9 @@ pub struct AtDistance {
     /// Pairs of slices it comes from.
     pub pairs: usize,
 }
+
+/// The fewest pairs whose median is judged.
+const FEWEST: usize = 2;
 
 /// Rounds that say something about some of their rows.
 #[derive(Debug, Default)]
@@ -247,7 +250,7 @@ impl Rounds<'_> {
             at_least: target.at_least,
             met: ratio
                 .zip(target.at_least)
-                .filter(|_| !kept.all_disturbed)
+                .filter(|_| !kept.all_disturbed && kept.rounds.len() >= FEWEST)
                 .map(|(ratio, least)| ratio.median >= least),
             at,
         }
@@ -342,6 +345,11 @@ mod tests {
         assert!(line.to_string().contains("NOT met") && line.to_string().contains("; near 1.20"));
         assert_eq!(rounds.line(&target(Some(1.2))).met, Some(true));
         assert_eq!(rounds.line(&target(None)).met, None);
+        let once = Rounds {
+            samples: &samples[..1],
+            ..rounds
+        };
+        assert_eq!(once.line(&target(Some(1.3))).met, None);
     }
 
     #[test]

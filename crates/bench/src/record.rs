@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::drivers::{Account, Direction, LOCKS};
 use crate::lineup::Panel;
-use crate::paper::{Figure, Measures};
+use crate::paper::{self, Figure, Measures};
 use crate::ratio::{Kept, Pick, Quotient, RatioLine, Rounds, Target};
 use crate::slices::{Measured, Sample};
 use crate::spread::Spread;
@@ -122,7 +122,7 @@ pub struct ExperimentResult {
     /// Conclusions from them, and other measurements.
     pub tables: Vec<Table>,
     /// Published figures on the same question.
-    pub published: Vec<Figure>,
+    pub published: &'static [Figure],
     /// Other failures than failed panels.
     pub failures: Vec<String>,
     /// How long it took.
@@ -131,17 +131,13 @@ pub struct ExperimentResult {
 
 impl ExperimentResult {
     /// Nothing yet, of this experiment.
-    pub fn new(
-        experiment: &'static str,
-        about: &'static str,
-        published: &[Figure],
-    ) -> ExperimentResult {
+    pub fn new(experiment: &'static str, about: &'static str) -> ExperimentResult {
         ExperimentResult {
             experiment,
             about,
             panels: Vec::new(),
             tables: Vec::new(),
-            published: published.to_vec(),
+            published: paper::published(experiment),
             failures: Vec::new(),
             seconds: 0.0,
         }

@@ -24,7 +24,7 @@ pub use stored::FIELD_VALUES;
 use stored::Stored;
 
 use crate::experiments::EXPERIMENTS;
-use crate::paper::{Figure, Measures, PAPERS};
+use crate::paper::{Figure, Measures, PAPERS, published};
 use crate::plot;
 use crate::record::ExperimentResult;
 use crate::table::{Bound, Table};
@@ -102,9 +102,10 @@ impl Section {
 /// Name, question and published figures of everything that has a section: experiments of
 /// `scalability`, then other bench targets.
 pub fn contents() -> impl Iterator<Item = (&'static str, &'static str, &'static [Figure])> {
-    let experiments = EXPERIMENTS.iter().map(|e| (e.name, e.about, e.published));
+    let experiments = EXPERIMENTS.iter().map(|e| (e.name, e.about));
     let targets = TARGETS.iter().filter(|target| target.has_section());
-    experiments.chain(targets.map(|t| (t.name, t.about, t.published)))
+    let all = experiments.chain(targets.map(|t| (t.name, t.about)));
+    all.map(|(name, about)| (name, about, published(name)))
 }
 
 /// All published figures with the name of what measures them, paper by paper.
@@ -114,7 +115,7 @@ pub fn figures() -> Vec<(&'static str, &'static Figure)> {
         .collect();
     all.sort_by_key(|(_, figure)| {
         let paper = PAPERS.iter().position(|paper| *paper == figure.source);
-        (paper, order(figure.place))
+        (paper, order(&figure.place))
     });
     all
 }
@@ -221,7 +222,7 @@ impl Run {
             settings: format!("{options:?}"),
             machine,
             begin: Instant::now(),
-            result: ExperimentResult::new(target.name, target.about, target.published),
+            result: ExperimentResult::new(target.name, target.about),
         }
     }
 
@@ -285,6 +286,7 @@ mod tests {
     use crate::paper::{
         Check, KIM_PAI, KIM_SUNG, MACKERRAS, Measure, NAHUM, Published, SIZEMORE, TIMES, Verdict,
     };
+    use crate::projection::papers;
     use crate::spread::Spread;
     use crate::table::Limit;
     use std::collections::HashSet;
@@ -386,7 +388,9 @@ mod tests {
     #[test]
     fn no_figure_of_a_paper_is_missing() {
         let all = figures();
-        let places = all.iter().map(|(_, figure)| (figure.source, figure.place));
+        let places = all
+            .iter()
+            .map(|(_, figure)| (figure.source.as_str(), figure.place.as_str()));
         let different: HashSet<_> = places.clone().collect();
         assert_eq!(different.len(), all.len(), "a place is named twice");
         let range = |from: u32, to: u32| -> Vec<String> {
@@ -413,6 +417,28 @@ mod tests {
             for number in wanted {
                 assert!(found.contains(&number), "{source}: no {word} {number}");
             }
+        }
+    }
+
+    #[test]
+    fn all_figures_are_of_experiments_and_bench_targets() {
+        let all: toml::Table = toml::from_str(include_str!("../figures.toml")).unwrap();
+        for name in all.keys() {
+            assert!(contents().any(|(it, ..)| it == name), "{name}");
+        }
+    }
+
+    /// A figure that names a model names one that is validated.
+    #[test]
+    fn figures_use_validated_models_alone() {
+        let models = papers::all();
+        for (_, figure) in figures() {
+            let is_it =
+                |it: &&papers::Scaled| it.source == figure.source && it.place == figure.model;
+            let model = models.iter().find(is_it);
+            let name = &figure.place;
+            assert_eq!(model.is_some(), !figure.model.is_empty(), "{name}");
+            assert!(model.is_none_or(papers::Scaled::is_validated), "{name}");
         }
     }
 
@@ -445,7 +471,7 @@ mod tests {
             let all = |failing: Option<usize>| {
                 let one = |(at, (check, values)): (usize, (&Check, [f64; 2]))| {
                     let value = values[usize::from(failing == Some(at))];
-                    (check.measure.to_owned(), Measure::of(Spread::one(value), 5))
+                    (check.measure.clone(), Measure::of(Spread::one(value), 5))
                 };
                 figure
                     .compare(&judged().enumerate().map(one).collect())

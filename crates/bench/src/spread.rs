@@ -29,7 +29,7 @@ impl Spread {
             .all(f64::is_finite)
     }
 
-    /// Of quotients of which only this spread and that of the divisors are known: as far apart as
+    /// Of quotients, if only the spreads of dividends and divisors are known: as far apart as
     /// they can be.
     pub fn over(self, divisor: Spread) -> Spread {
         Spread {
@@ -71,7 +71,7 @@ impl Spread {
     }
 }
 
-/// A number with at most three decimal places, and none that says nothing.
+/// A number with at most three decimal places, without zeros at its end.
 pub fn short(value: f64) -> String {
     let text = format!("{value:.3}");
     let end = text.trim_end_matches('0').trim_end_matches('.').len();

@@ -10,8 +10,6 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use crate::paper::{self, Figure};
-
 /// A bench target of this package.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
@@ -21,8 +19,6 @@ pub struct Target {
     pub about: &'static str,
     /// How long it takes in full.
     pub takes: &'static str,
-    /// Published figures that it measures as a whole; experiments list their own.
-    pub published: &'static [Figure],
 }
 
 impl Target {
@@ -39,73 +35,61 @@ pub const TARGETS: &[Target] = &[
         name: "scalability",
         about: "how variants of the stack scale with cores, and smoltcp beside them",
         takes: "about 25 minutes; --quick: half a minute for each experiment",
-        published: &[],
     },
     Target {
         name: "linux",
         about: "one connection to a Linux kernel over each device; needs root, ip and ethtool",
         takes: "about 10 minutes",
-        published: &[],
     },
     Target {
         name: "tun",
         about: "stacks over a TUN interface: ours, netstack-smoltcp, gVisor's, and Linux over veth; needs root and ip",
         takes: "about 12 minutes; --quick: 4 minutes",
-        published: &[],
     },
     Target {
         name: "field",
         about: "examples as users start them and Linux' servers, with clients that others wrote; needs root and programs",
         takes: "about 30 minutes; --quick: 4 minutes",
-        published: &[],
     },
     Target {
         name: "floods",
         about: "honest clients of a server, ours and Linux's, under floods; needs root, ip, curl and wrk",
         takes: "about 40 minutes; --quick: 4 minutes",
-        published: &[],
     },
     Target {
         name: "channel",
         about: "the log beside other multicast channels: throughput and latency",
         takes: "about 6 minutes; --quick: 2 minutes",
-        published: paper::CHANNEL,
     },
     Target {
         name: "replicated",
         about: "a replicated map beside locks and concurrent maps: reads and writes, one thread and two",
         takes: "about 6 minutes; --quick: 1 minute",
-        published: &[],
     },
     Target {
         name: "micro",
         about: "single calls of the log and of timers on one thread, by criterion",
         takes: "about 2 minutes; --quick: 15 seconds",
-        published: &[],
     },
     Target {
         name: "instructions",
         about: "executed instructions of single calls, of apply and of whole segments; needs Valgrind",
         takes: "half a minute",
-        published: &[],
     },
     Target {
         name: "synthetic",
         about: "requests with a sequential and a parallelizable part, by four strategies",
         takes: "about a minute; --quick: 15 seconds",
-        published: paper::SYNTHETIC,
     },
     Target {
         name: "idle",
         about: "what a stack with a thousand idle connections uses of a core, and how fast it wakes up",
         takes: "about 40 seconds",
-        published: &[],
     },
     Target {
         name: "poller",
         about: "a thousand busy connections and 10,000 idle ones on one thread, ours and Linux's",
         takes: "about 3 minutes",
-        published: &[],
     },
 ];
 

@@ -1,7 +1,7 @@
 //! `cargo bench [NAME | EXPERIMENT]... [-- OPTIONS]` in the root of the workspace: runs bench
 //! targets of `crates/bench`, by default `scalability`.
 //!
-//! The packages that Cargo takes there by default are those of the examples, so that the first
+//! By default Cargo takes the packages of the examples there, so that the first
 //! build needs little. The benchmarks need much more, so this target calls Cargo once more.
 
 use std::env;

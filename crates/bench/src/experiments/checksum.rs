@@ -3,7 +3,6 @@
 use super::Experiment;
 use crate::drivers::Direction;
 use crate::lineup::{Panel, Wanted};
-use crate::paper;
 use crate::ratio::{Target, case};
 use crate::workload::Workload;
 
@@ -11,7 +10,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "checksum",
     about: "checksums in software, or by the device",
     panels,
-    published: paper::CHECKSUM,
     ..Experiment::NONE
 };
 

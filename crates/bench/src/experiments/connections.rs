@@ -3,7 +3,6 @@
 use super::Experiment;
 use crate::drivers::Direction;
 use crate::lineup::{Panel, Wanted};
-use crate::paper;
 use crate::ratio::{Target, case};
 use crate::workload::Workload;
 
@@ -11,7 +10,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "connections",
     about: "1, 8 and 64 connections, whose segments alternate one by one, by twos and by eights: replicas of one group, partitioning (groups of one side by side), a lock",
     panels,
-    published: paper::CONNECTIONS,
     ..Experiment::NONE
 };
 

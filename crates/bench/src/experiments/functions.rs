@@ -4,14 +4,16 @@
 //! The functions are taken from Kim, Sung and Lee; [`FUNCTIONS`] maps each to our sources. In
 //! the parallel structure of the paper some of a component's functions run at the same time: its
 //! critical path is the longest of these, and the others one after the other. The estimate is the
-//! sum over the critical path, as there, once by instructions and once by time.
+//! sum over the critical path, as there, once by instructions and once by time. The stack merges
+//! most of these functions, so a last table has the paper's structure: each function by itself.
 
 use std::collections::HashMap;
 
 use super::{Experiment, TABLES, parts};
+use crate::instructions::apart::APART;
 use crate::instructions::functions::{self, Cost, Costs, Times};
 use crate::lineup::Wanted;
-use crate::paper::{self, Measure};
+use crate::paper::Measure;
 use crate::spread::Spread;
 use crate::table::Table;
 use crate::targets;
@@ -21,7 +23,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     about: "what each function of the protocol costs, in instructions and time, and what functional parallelism would gain",
     besides: |wanted, _, progress| tables(wanted, progress),
     besides_takes: |_| TABLES,
-    published: paper::FUNCTIONS,
     ..Experiment::NONE
 };
 
@@ -31,15 +32,16 @@ struct Function {
     name: &'static str,
     /// Functions with the same number run at the same time, lower numbers before.
     step: usize,
-    /// Files of the stack, or functions of one as `file::function`; files that it begins with.
-    of: &'static [&'static str],
+    /// Files of the stack, with a blank between them, or functions of one as `file::function`;
+    /// beginnings of files.
+    of: &'static str,
 }
 
 const fn function(
     component: &'static str,
     name: &'static str,
     step: usize,
-    of: &'static [&'static str],
+    of: &'static str,
 ) -> Function {
     Function {
         component,
@@ -61,54 +63,33 @@ const FUNCTIONS: [Path; 2] = [
                 "IPReceive",
                 "header checks with checksum (and those of TCP)",
                 0,
-                &[
-                    "packet/header_template.rs",
-                    "packet.rs",
-                    "io/gro.rs::matches_template",
-                    "packet/ip.rs",
-                ],
+                "packet/header_template.rs packet.rs io/gro.rs::matches_template packet/ip.rs",
             ),
-            function("IPReceive", "options", 1, &["packet/forward.rs::options"]),
-            function("IPReceive", "reassembly", 1, &["ip/reassembly.rs"]),
+            function("IPReceive", "options", 1, "packet/forward.rs::options"),
+            function("IPReceive", "reassembly", 1, "ip/reassembly.rs"),
             function(
                 "TCPReceive",
                 "connection lookup",
                 0,
-                &[
-                    "io/stream/table.rs",
-                    "state/demux.rs",
-                    "state/ports.rs",
-                    "state/apply/connections.rs",
-                ],
+                "io/stream/table.rs state/demux.rs state/ports.rs state/apply/connections.rs",
             ),
             function(
                 "TCPReceive",
                 "header checks",
                 1,
-                &[
-                    "tcp/fast_path.rs",
-                    "tcp/arrive.rs",
-                    "tcp/ack.rs",
-                    "state/apply.rs::fast_path",
-                    "seqnum.rs",
-                ],
+                "tcp/fast_path.rs tcp/arrive.rs tcp/ack.rs state/apply.rs::fast_path seqnum.rs",
             ),
             function(
                 "TCPReceive",
                 "checksum, with the copy",
                 1,
-                &["packet/checksum", "io/prepare.rs"],
+                "packet/checksum io/prepare.rs",
             ),
             function(
                 "TCPReceive",
                 "ordering",
                 2,
-                &[
-                    "tcp/reassembly.rs",
-                    "tcp/receive_space.rs",
-                    "io/stream/delivery.rs",
-                    "io/stream/byte_ring.rs",
-                ],
+                "tcp/reassembly.rs tcp/receive_space.rs io/stream/delivery.rs io/stream/byte_ring.rs",
             ),
         ],
         ["IPReceive", "TCPReceive"],
@@ -120,34 +101,28 @@ const FUNCTIONS: [Path; 2] = [
                 "TCPSend",
                 "segment",
                 0,
-                &[
-                    "tcp/send.rs",
-                    "tcp/send_space.rs",
-                    "state/apply/schedule.rs",
-                    "io/stream/send.rs",
-                    "log/effect.rs",
-                ],
+                "tcp/send.rs tcp/send_space.rs state/apply/schedule.rs io/stream/send.rs log/effect.rs",
             ),
             function(
                 "TCPSend",
                 "header (and that of IP)",
                 0,
-                &["io/perform/frames.rs", "packet.rs"],
+                "io/perform/frames.rs packet.rs",
             ),
             function(
                 "TCPSend",
                 "checksum, with the copy",
                 1,
-                &["packet/checksum", "io/stream/byte_ring.rs"],
+                "packet/checksum io/stream/byte_ring.rs",
             ),
-            function("IPSend", "routing", 0, &["ip/route.rs"]),
-            function("IPSend", "address translation", 1, &["ip/neighbor.rs"]),
-            function("IPSend", "fragmentation", 1, &["ip/fragment.rs"]),
+            function("IPSend", "routing", 0, "ip/route.rs"),
+            function("IPSend", "address translation", 1, "ip/neighbor.rs"),
+            function("IPSend", "fragmentation", 1, "ip/fragment.rs"),
             function(
                 "IPSend",
                 "header, identification",
                 1,
-                &["ip/identification.rs", "packet/ip.rs"],
+                "ip/identification.rs packet/ip.rs",
             ),
         ],
         ["TCPSend", "IPSend"],
@@ -156,7 +131,7 @@ const FUNCTIONS: [Path; 2] = [
 
 impl Function {
     fn has(&self, file: &str, name: &str) -> bool {
-        self.of.iter().any(|own| match own.split_once("::") {
+        self.of.split(' ').any(|own| match own.split_once("::") {
             Some((own_file, own_name)) => own_file == file && own_name == name,
             None => !file.is_empty() && file.starts_with(own),
         })
@@ -193,7 +168,7 @@ fn tables(_: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Tabl
     progress(0, 1 + ROUNDS);
     let directory = targets::directory().join("functions");
     let counted = parts::can_play().and_then(|()| functions::count(&directory));
-    let counted = match counted {
+    let (counted, apart) = match counted {
         Ok(counted) => counted,
         Err(why) => {
             let mut table = Table::new("a segment of 1412 bytes on one core", &COLUMNS);
@@ -212,12 +187,55 @@ fn tables(_: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Tabl
     }
     progress(1 + ROUNDS, 1 + ROUNDS);
     let directions = FUNCTIONS.iter().zip(&counted).zip(&times);
-    Ok(directions
-        .map(|((path, costs), times)| {
-            let times = sampled.as_ref().map(|()| &times[..]);
-            table(path, costs, times.map_err(String::as_str))
-        })
-        .collect())
+    let merged = directions.map(|((path, costs), times)| {
+        let times = sampled.as_ref().map(|()| &times[..]);
+        table(path, costs, times.map_err(String::as_str))
+    });
+    Ok(merged.chain([functions_apart(&apart)]).collect())
+}
+
+/// The paper's structure: what each function executes by itself, and the estimates from that.
+fn functions_apart(costs: &[Cost]) -> Table {
+    let mut table = Table::new(
+        "the paper's functions, each called by itself for a segment of 1412 bytes",
+        &COLUMNS[..5],
+    );
+    for (function, cost) in APART.iter().zip(costs) {
+        table.row(vec![
+            function.component.to_owned(),
+            function.name.to_owned(),
+            format!("{:.1}", cost.instructions),
+            format!("{:.1}", cost.reads),
+            format!("{:.1}", cost.writes),
+        ]);
+    }
+    let steps = |components: &[&str]| -> Vec<(usize, f64)> {
+        let of = |(place, name)| {
+            let all = APART.iter().zip(costs);
+            let own = all.filter(move |(function, _)| function.component == name);
+            own.map(move |(function, cost)| (10 * place + function.step, cost.instructions))
+        };
+        components
+            .iter()
+            .copied()
+            .enumerate()
+            .flat_map(of)
+            .collect()
+    };
+    for (path, _, components) in &FUNCTIONS {
+        for (name, parts) in components
+            .iter()
+            .map(|component| (*component, core::slice::from_ref(component)))
+            .chain([(*path, &components[..])])
+        {
+            let gain = estimate(&steps(parts));
+            table.measure(format!("{name}, apart"), Measure::exact(gain));
+            table.note(format!(
+                "{name}, functions apart: {gain:.2} by critical paths"
+            ));
+        }
+    }
+    table
 }
 
 /// Sums by function, then code of no function, then code outside the stack.
@@ -398,12 +416,29 @@ mod tests {
         assert_eq!(estimate(&[]), 1.0);
     }
 
+    /// The paper's structure has every component, and a path is as long as both of its components.
+    #[test]
+    fn functions_by_themselves_have_the_estimates_of_the_paper() {
+        let costs = vec![
+            Cost {
+                instructions: 10.0,
+                ..Cost::default()
+            };
+            APART.len()
+        ];
+        let measures = functions_apart(&costs).measures;
+        let gain = |name: &str| measures[&format!("{name}, apart")].ours.median;
+        assert_eq!([gain("IPReceive"), gain("TCPReceive")], [2.0, 4.0 / 3.0]);
+        assert_eq!(gain("receive path"), 8.0 / 5.0);
+        assert_eq!([gain("IPSend"), gain("TCPSend")], [5.0 / 3.0, 1.5]);
+    }
+
     #[test]
     fn gains_are_estimated_from_what_functions_take() {
         const STEPS: &[Function] = &[
-            function("A", "first", 0, &[]),
-            function("A", "second", 0, &[]),
-            function("B", "third", 0, &[]),
+            function("A", "first", 0, ""),
+            function("A", "second", 0, ""),
+            function("B", "third", 0, ""),
         ];
         let gains = gains(&("path", STEPS, ["A", "B"]), &[30.0, 30.0, 20.0, 7.0, 90.0]);
         assert_eq!(gains.components, [(2.0, 60.0), (1.0, 20.0)]);
@@ -436,7 +471,7 @@ mod tests {
         let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let folders = functions::FOLDERS.map(|folder| crates.join(folder));
         let all = FUNCTIONS.iter().flat_map(|(_, functions, _)| *functions);
-        for place in all.flat_map(|function| function.of) {
+        for place in all.flat_map(|function| function.of.split(' ')) {
             let (file, name) = place.split_once("::").unwrap_or((place, ""));
             let found = folders.iter().map(|folder| folder.join(file));
             let found = found.into_iter().find(|path| path.exists());

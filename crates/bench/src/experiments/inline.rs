@@ -3,7 +3,6 @@
 use super::Experiment;
 use crate::drivers::Direction;
 use crate::lineup::{Panel, Wanted};
-use crate::paper;
 use crate::ratio::{Target, case};
 use crate::workload::{Processing, Workload};
 
@@ -11,7 +10,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "inline",
     about: "string search and AES-256 on the payload, by the primary alone",
     panels,
-    published: paper::INLINE,
     ..Experiment::NONE
 };
 

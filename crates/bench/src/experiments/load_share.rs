@@ -4,7 +4,7 @@ use super::{Clock, Experiment, ROW, sampled, verified};
 use crate::drivers::Direction;
 use crate::drivers::shares::ShareLog;
 use crate::lineup::{Entry, Wanted};
-use crate::paper::{self, Measure};
+use crate::paper::Measure;
 use crate::record::text::{conditions, known, nanoseconds};
 use crate::spread::Spread;
 use crate::table::{Lines, Table};
@@ -15,7 +15,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     about: "share of each replica in the payload, every 27,400 requests",
     besides: |wanted, _, progress| tables(wanted, progress),
     besides_takes: |wanted| ROW / 2 * entries(wanted).len() as u32,
-    published: paper::LOAD_SHARE,
     ..Experiment::NONE
 };
 

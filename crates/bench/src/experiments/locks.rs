@@ -16,7 +16,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     about: "one state behind one, two or six locks, for each packet: kinds of locks, order, tickets, reference counts, message memory",
     panels,
     besides: |_, result, _| Ok(conclude(&result.panels)),
-    published: paper::LOCKS,
     ..Experiment::NONE
 };
 

@@ -36,7 +36,6 @@ use std::time::{Duration, Instant};
 
 use crate::drivers::Row;
 use crate::drivers::samples::Samples;
-use crate::paper::Figure;
 use crate::record::{ExperimentResult, PanelResult};
 use crate::slices::{self, Failure, Sampled};
 use crate::table::Table;
@@ -61,8 +60,6 @@ pub struct Experiment {
     pub besides: Besides,
     /// How long that takes, about.
     pub besides_takes: fn(&Wanted) -> Duration,
-    /// Published figures on it.
-    pub published: &'static [Figure],
     /// Whether it runs only if it is named: a model that misses a measured row fails the run, and
     /// the measured experiments should not fail with it.
     pub is_by_name: bool,
@@ -80,7 +77,6 @@ impl Experiment {
         panels: |_| Vec::new(),
         besides: |_, _, _| Ok(Vec::new()),
         besides_takes: |_| Duration::ZERO,
-        published: &[],
         is_by_name: false,
     };
 }
@@ -120,7 +116,7 @@ impl Experiment {
         progress: &mut dyn FnMut(&str, usize, usize),
     ) -> ExperimentResult {
         let begin = Instant::now();
-        let mut result = ExperimentResult::new(self.name, self.about, self.published);
+        let mut result = ExperimentResult::new(self.name, self.about);
         let panels = (self.panels)(wanted);
         let mut clock = Clock::new(wanted, panels.iter().map(Panel::weight).sum());
         for panel in panels {

@@ -36,7 +36,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     about: "firmware of a programmable network card on one processor, partitioned, and shared out",
     besides: |wanted, _, progress| Ok(measure(wanted, progress)?.tables()),
     besides_takes: |wanted| ROUND * wanted.side_rounds as u32,
-    published: paper::NIC,
     ..Experiment::NONE
 };
 

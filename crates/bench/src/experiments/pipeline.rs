@@ -10,16 +10,21 @@
 //! ns per segment >= max(interface, data / n, protocol, (interface + data + protocol) * frames of a message / window)
 //! ```
 //!
-//! This leaves out what cache lines cost on their way from core to core; `tcp-rx` and `tcp-tx`
-//! measure the variant on the cores that there are.
+//! This leaves out what cache lines cost on their way from core to core. Beside it the pipeline runs
+//! on threads, one for payload and one for the other stages, on the cores that there are.
+//!
+//! A connection stays with its protocol stage: the paper hands connections from one protocol cell to
+//! another to balance load, and here connections do not move, since that gained nothing.
 
 use std::time::Duration;
 
 use super::{Experiment, TABLES};
 use crate::drivers::Direction;
 use crate::drivers::pipelined::{StageCosts, single_cost, stage_costs};
-use crate::lineup::Wanted;
-use crate::paper::{self, Measure};
+use crate::lineup::{Panel, Wanted};
+use crate::paper::Measure;
+use crate::ratio::{Target, case};
+use crate::record::PanelResult;
 use crate::spread::Spread;
 use crate::table::{Lines, Table};
 use crate::workload::Workload;
@@ -27,9 +32,9 @@ use crate::workload::Workload;
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "pipeline",
     about: "stages for frames, payload and headers: 1 to 8 data stages, 1 to 3 connections, windows",
-    besides: |wanted, _, progress| tables(wanted, progress),
+    panels,
+    besides: |wanted, result, progress| tables(wanted, &result.panels, progress),
     besides_takes: |_| TABLES,
-    published: paper::PIPELINE,
     ..Experiment::NONE
 };
 
@@ -50,6 +55,107 @@ struct Projected {
     bound_by: &'static str,
     /// Share of its time that the protocol stage is idle.
     idle: f64,
+}
+
+/// The directions, and their names.
+const DIRECTIONS: [(Direction, &str); 2] =
+    [(Direction::Receive, "receive"), (Direction::Send, "send")];
+/// What runs on threads: a name, connections, and the window in KB; 0 for the usual one.
+const ON_THREADS: [(&str, usize, u32); 4] = [
+    ("1 connection", 1, 0),
+    ("3 connections", 3, 0),
+    ("64 KB", 1, 64),
+    ("256 KB", 1, 256),
+];
+
+/// The pipeline on the threads that there are.
+fn panels(wanted: &Wanted) -> Vec<Panel> {
+    let panel = |(direction, what): (Direction, &str)| {
+        let mut panel = wanted.panel(what, direction, wanted.base);
+        for (name, connections, window) in ON_THREADS {
+            let workload = Workload {
+                connections,
+                ring_bytes: if window > 0 {
+                    window << 10
+                } else {
+                    wanted.base.ring_bytes
+                },
+                ..wanted.base
+            };
+            panel = panel.case(wanted, &["single", "pipelined"], name, workload);
+        }
+        let over = |what: String, one, other| Target::of(what, one, other, None);
+        let two = |name| case("pipelined", 2, name);
+        let alone = case("single", 1, ON_THREADS[0].0);
+        let targets = vec![
+            over(
+                format!("{what}: pipelined on 2 / single"),
+                two(ON_THREADS[0].0),
+                alone,
+            ),
+            over(
+                format!("{what}: 64 KB / 256 KB, on 2 threads"),
+                two("64 KB"),
+                two("256 KB"),
+            ),
+        ];
+        panel.targets(wanted, targets)
+    };
+    DIRECTIONS.map(panel).into()
+}
+
+/// The rows on threads beside the formula.
+fn on_threads(
+    (direction, what): (Direction, &str),
+    panel: &PanelResult,
+    slice: Duration,
+) -> Result<Table, String> {
+    let mut table = Table::new(
+        format!("{what}: on threads, and by the formula"),
+        &[
+            "threads",
+            "case",
+            "ns a segment",
+            "quartiles",
+            "formula",
+            "measured / formula",
+            "idle %",
+        ],
+    );
+    for row in panel.rows.iter().filter(|row| row.variant == "pipelined") {
+        let costs = costs(direction, &row.workload, (1, 1), slice)?;
+        let headers = costs.interface + costs.protocol;
+        let formula = match row.cores {
+            1 => headers + costs.data,
+            _ => headers.max(costs.data),
+        };
+        let Spread { q1, median, q3 } = row.ns_per_segment;
+        let idle: Vec<String> = row
+            .idle_share
+            .iter()
+            .map(|share| format!("{:.0}", 100.0 * share))
+            .collect();
+        table.row(vec![
+            row.cores.to_string(),
+            row.case.clone(),
+            format!("{median:.0}"),
+            format!("{q1:.0} to {q3:.0}"),
+            format!("{formula:.0}"),
+            format!("{:.2}", median / formula),
+            idle.join(", "),
+        ]);
+        if let (2, "1 connection", Some(idle)) =
+            (row.cores, row.case.as_str(), row.idle_share.first())
+        {
+            let measure = Measure::of(Spread::one(100.0 * idle), 1);
+            table.measure(
+                format!("{what}: idle on threads"),
+                measure.disturbed_if(row.all_disturbed),
+            );
+        }
+    }
+    table.note("the formula has no lines from core to core, and its costs are of one thread");
+    Ok(table)
 }
 
 /// Of these costs with `stages` data stages; at most `window` segments are on their way.
@@ -100,7 +206,11 @@ fn single(direction: Direction, workload: &Workload, slice: Duration) -> Result<
     Ok(least)
 }
 
-fn tables(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Table>, String> {
+fn tables(
+    wanted: &Wanted,
+    panels: &[PanelResult],
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Vec<Table>, String> {
     let slice = wanted.base.slice / 4;
     let mut result = Vec::new();
     let all = 2 * (3 * MOST + WINDOWS.len());
@@ -109,7 +219,10 @@ fn tables(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec
         done += 1;
         progress(done, all);
     };
-    for (direction, what) in [(Direction::Receive, "receive"), (Direction::Send, "send")] {
+    for (direction, what) in DIRECTIONS {
+        if let Some(panel) = panels.iter().find(|panel| panel.name == what) {
+            result.push(on_threads((direction, what), panel, slice)?);
+        }
         result.push(by_stages(wanted, direction, what, slice, &mut tell)?);
         result.push(by_window(wanted, direction, what, slice, &mut tell)?);
     }

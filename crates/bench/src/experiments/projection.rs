@@ -24,7 +24,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     besides: conclude,
     besides_takes: |_| TABLES,
     is_by_name: true,
-    ..Experiment::NONE
 };
 
 /// The work on the payload.

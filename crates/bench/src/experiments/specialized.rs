@@ -3,7 +3,6 @@
 use super::Experiment;
 use crate::drivers::Direction;
 use crate::lineup::{Panel, Wanted};
-use crate::paper;
 use crate::ratio::{Target, row};
 use crate::workload::Workload;
 
@@ -11,7 +10,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "specialized",
     about: "payload by one replica, acknowledgments by the other, against other ways to choose primaries",
     panels,
-    published: paper::SPECIALIZED,
     ..Experiment::NONE
 };
 

@@ -3,7 +3,6 @@
 use super::Experiment;
 use crate::drivers::Direction;
 use crate::lineup::{Panel, Wanted};
-use crate::paper;
 use crate::ratio::{Target, row};
 use crate::workload::Workload;
 
@@ -11,7 +10,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "tcp-both",
     about: "one connection sends and receives at once",
     panels,
-    published: paper::TCP_BOTH,
     ..Experiment::NONE
 };
 

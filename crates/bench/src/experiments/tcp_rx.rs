@@ -4,14 +4,12 @@ use super::Experiment;
 use super::sweep::{Goals, sweep, targets};
 use crate::drivers::Direction;
 use crate::lineup::{Panel, Wanted};
-use crate::paper;
 use crate::ratio::{Target, row};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "tcp-rx",
     about: "one connection receives: checksum and copy, application in place",
     panels,
-    published: paper::TCP_RECEIVE,
     ..Experiment::NONE
 };
 

@@ -4,13 +4,11 @@ use super::Experiment;
 use super::sweep::{Goals, sweep, targets};
 use crate::drivers::Direction;
 use crate::lineup::{Panel, Wanted};
-use crate::paper;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "tcp-tx",
     about: "one connection sends: copy and checksum, bytes lie in the send ring",
     panels,
-    published: paper::TCP_SEND,
     ..Experiment::NONE
 };
 

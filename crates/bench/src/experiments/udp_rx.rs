@@ -3,7 +3,6 @@
 use super::Experiment;
 use crate::drivers::{Direction, udp};
 use crate::lineup::{Panel, Wanted};
-use crate::paper;
 use crate::ratio::{Target, row};
 use crate::workload::Workload;
 
@@ -11,7 +10,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "udp-rx",
     about: "one UDP socket receives: checksum and copy, application in place",
     panels,
-    published: paper::UDP_RECEIVE,
     ..Experiment::NONE
 };
 

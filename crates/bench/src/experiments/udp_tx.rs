@@ -3,13 +3,11 @@
 use super::{Experiment, udp_rx};
 use crate::drivers::Direction;
 use crate::lineup::{Panel, Wanted};
-use crate::paper;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "udp-tx",
     about: "one UDP socket sends: copy and checksum, datagrams lie in the send ring",
     panels,
-    published: paper::UDP_SEND,
     ..Experiment::NONE
 };
 

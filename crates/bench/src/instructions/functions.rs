@@ -14,8 +14,8 @@ use std::process::ExitCode;
 use dominoes_testkit::packet::Family;
 
 use super::callgrind::{self, PARTS};
-use super::sampled;
 use super::stack::{self, SEGMENTS, Setting, Use};
+use super::{apart, sampled};
 use crate::instructions::Case;
 
 /// First argument of a process that executes the cases, for Valgrind to count; with the number of
@@ -55,7 +55,10 @@ pub type Times = HashMap<(String, String), f64>;
 /// Plays the part of a process with these arguments after [`INNER`].
 pub fn play(arguments: &[String]) -> ExitCode {
     let Some(number) = arguments.first() else {
-        cases().iter().for_each(|case| case.count());
+        cases()
+            .into_iter()
+            .chain(apart::cases())
+            .for_each(|case| case.count());
         return ExitCode::SUCCESS;
     };
     let case = number
@@ -83,19 +86,18 @@ pub fn cases() -> [Case; 2] {
     ]
 }
 
-/// The costs of both cases.
+/// The costs of both cases, and those of the paper's functions, each by itself.
 ///
 /// # Errors
 /// If Valgrind is not there or fails, or the sources cannot be read.
-pub fn count(directory: &Path) -> Result<[Costs; 2], String> {
+pub(crate) fn count(directory: &Path) -> Result<([Costs; 2], Vec<Cost>), String> {
     callgrind::version()?;
-    let cases = cases();
     let options = ["--cache-sim=yes", "--dump-line=yes"];
     let (profile, _) = callgrind::profile(&[INNER], &options, directory)?;
-    let mut sources = Sources::default();
-    let parts = by_function(&profile, &mut sources)?;
-    if parts.len() != PARTS * cases.len() + 1 {
-        return Err(format!("{} parts of {} cases", parts.len(), cases.len()));
+    let parts = by_function(&profile, &mut Sources::default())?;
+    let cases = 2 + apart::APART.len();
+    if parts.len() != PARTS * cases + 1 {
+        return Err(format!("{} parts of {cases} cases", parts.len()));
     }
     let difference = |case: usize| {
         let mut costs = Costs::new();
@@ -108,7 +110,14 @@ pub fn count(directory: &Path) -> Result<[Costs; 2], String> {
         }
         costs
     };
-    Ok([difference(0), difference(1)])
+    let whole = |case| {
+        let mut sum = Cost::default();
+        let costs = difference(case);
+        costs.values().for_each(|cost| sum.add(*cost, 1.0));
+        sum
+    };
+    let apart = (2..cases).map(whole).collect();
+    Ok(([difference(0), difference(1)], apart))
 }
 
 /// The times of case `case` of [`cases`], sampled in another process.

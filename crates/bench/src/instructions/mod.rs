@@ -23,6 +23,7 @@
 //! each byte of those as an instruction. Compiler, Valgrind and C library still matter; their
 //! versions are in the file, beside the counts.
 
+pub(crate) mod apart;
 pub mod apply;
 pub mod callgrind;
 pub mod functions;

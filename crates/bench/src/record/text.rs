@@ -26,7 +26,7 @@ impl ExperimentResult {
         let failures = self.failures.iter();
         let mut out: String = failures.map(|why| format!("FAILED: {why}\n")).collect();
         let measures = self.measures();
-        for figure in &self.published {
+        for figure in self.published {
             out += &format!("published: {figure}\n");
             let outcome = figure.compare(&measures);
             out += &format!("  ours: {outcome}\n");

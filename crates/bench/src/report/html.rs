@@ -15,7 +15,9 @@ th{background:#f5f5f5}td.place{white-space:nowrap}.note{color:#555}svg{max-width
 pre{overflow:auto;background:#f8f8f8;padding:1em;font-size:12px;line-height:1.4}summary{cursor:pointer;color:#4678b4}
 .v{white-space:nowrap;padding:.1em .5em;border-radius:.6em;font-size:12px;background:#eee}
 .agrees{background:#dff0e2}.same-direction,.projected,.no-difference{background:#fbf0cf}.differs{background:#f8dcdc}
-.failed{background:#f8dcdc;padding:.6em 1em}";
+.failed{background:#f8dcdc;padding:.6em 1em}div{overflow-x:auto}
+@media(max-width:800px){body{margin:1em auto}table,tbody,tr,td{display:block}th,td:empty{display:none}
+td{border:0;padding:.1em 0;overflow-wrap:anywhere}tr{border-bottom:1px solid #ddd;padding:.5em 0}svg{max-width:none}}";
 
 fn chip(verdict: Verdict) -> String {
     let name = verdict.name();
@@ -48,7 +50,7 @@ fn write_page(out: &mut String, sections: &[Section]) -> core::fmt::Result {
     writeln!(
         out,
         "<!doctype html>\n<html lang='en'>\n<head><meta charset='utf-8'>\
-         <meta name='viewport' content='width=device-width'>\
+         <meta name='viewport' content='width=device-width,initial-scale=1'>\
          <title>Dominoes: experiments</title>\n<style>{STYLE}</style></head>\n<body>\n\
          <h1>What the papers found, and what we find</h1>"
     )?;
@@ -90,15 +92,15 @@ fn write_summary(out: &mut String, sections: &[Section]) -> core::fmt::Result {
         let source = if figure.source == paper {
             ""
         } else {
-            figure.source
+            &figure.source
         };
-        paper = figure.source;
+        paper = &figure.source;
         let Outcome { verdict, sentence } = outcome(sections, name, figure);
         writeln!(
             out,
             "<tr><td>{}</td><td class='place'>{}</td><td class='place'><a href='#{name}'>{name}</a></td><td>{}</td><td>{}</td></tr>",
             escaped(source),
-            escaped(figure.place),
+            escaped(&figure.place),
             chip(verdict),
             escaped(&sentence),
         )?;
@@ -130,15 +132,17 @@ fn write_section(out: &mut String, section: &Section, figures: &[Figure]) -> cor
         )?;
         for figure in figures {
             let Outcome { verdict, sentence } = figure.compare(&section.measures);
+            let is_said = sentence.contains(&figure.differs);
+            let differs = if is_said { "" } else { &figure.differs };
             writeln!(
                 out,
                 "<tr><td>{}, {}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-                escaped(figure.source),
-                escaped(figure.place),
+                escaped(&figure.source),
+                escaped(&figure.place),
                 escaped(&figure.says()),
                 escaped(&sentence),
                 chip(verdict),
-                escaped(figure.differs),
+                escaped(differs),
             )?;
         }
         writeln!(out, "</table>")?;

@@ -78,7 +78,7 @@ fn write_page(out: &mut String, sections: &[Section]) -> fmt::Result {
     writeln!(out, "{}", judged(sections))
 }
 
-/// What an experiment found, in a few words.
+/// The result of an experiment, in a few words.
 fn found(section: &Section) -> String {
     if let Some(failure) = section.failures.first() {
         return format!("FAILED: {failure}");
@@ -131,12 +131,12 @@ fn judged(sections: &[Section]) -> String {
     let count = |is: fn(&Bound) -> bool| bounds().filter(|bound| is(bound)).count();
     let pairs = |at: usize| bounds().map(|bound| bound.pairs[at]).sum::<usize>();
     format!(
-        "{} of {} goals met, {} not measured, {} not judged since every pair was disturbed; \
+        "{} of {} goals met, {} not measured, {} not judged by one pair or disturbed ones alone; \
          {} of {} pairs were disturbed and left out",
         count(|bound| bound.is_met == Some(true)),
         count(|bound| bound.has_target),
         count(|bound| bound.has_target && !bound.is_measured),
-        count(|bound| bound.has_target && bound.is_disturbed),
+        count(|bound| bound.has_target && bound.is_measured && bound.is_met.is_none()),
         pairs(1),
         pairs(0) + pairs(1),
     )
@@ -156,9 +156,9 @@ mod tests {
         for (at, (name, _, figures)) in contents().enumerate() {
             let mut one = section(name, "");
             one.bounds = vec![one.bounds[0].clone(); 5 + at];
-            for check in figures.iter().flat_map(|figure| figure.checks) {
+            for check in figures.iter().flat_map(|figure| &figure.checks) {
                 let measure = Measure::of(Spread::one(0.001), 5);
-                one.measures.insert(check.measure.to_owned(), measure);
+                one.measures.insert(check.measure.clone(), measure);
             }
             sections.push(one);
         }

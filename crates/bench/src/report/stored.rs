@@ -100,7 +100,7 @@ impl Stored {
         let one = |mut section: Section| {
             let (name, measures) = (&section.name, &mut section.measures);
             measures.retain(|measure, _| {
-                let checks = |figure: &Figure| figure.checks.iter().any(|c| c.measure == measure);
+                let checks = |figure: &Figure| figure.checks.iter().any(|c| c.measure == *measure);
                 figures
                     .iter()
                     .any(|(of, figure)| of == name && checks(figure))

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const CHUNK: usize = 128 << 10;
 
-/// As its README says.
+/// Set up like the example in the README of netstack-smoltcp.
 #[tokio::main]
 async fn main() -> io::Result<()> {
     let interface = env::args().nth(1).ok_or(io::ErrorKind::InvalidInput)?;

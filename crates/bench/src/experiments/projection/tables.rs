@@ -220,19 +220,25 @@ pub(super) fn published(figure: &Scaled, case: Option<&Case>) -> Table {
     }
     let stated = Conditions::stated(LINES_NS[0], 1);
     for (kind, case) in figure.ours.iter().zip(case.into_iter().cycle()) {
-        if !case.is_projected(*kind) {
-            table.note(format!("ours, {}: not projected", kind.name()));
+        let why = match figure.is_validated() {
+            false => "the paper's model is not validated",
+            true => "the model misses a measured row",
+        };
+        if !figure.is_validated() || !case.is_projected(*kind) {
+            table.note(format!("ours, {}: not projected, since {why}", kind.name()));
             continue;
         }
         let all = case.project(*kind, &stated);
+        for (workers, at) in WORKERS.iter().zip(&all).skip(1) {
+            let name = format!("{}: {}, {workers} over 1", figure.place, kind.name());
+            let measure = Measure::exact(all[0].ns / at.ns).projected();
+            table.measure(name, measure.disturbed_if(case.is_excused(*kind)));
+        }
         let points = WORKERS
             .iter()
             .zip(&all)
             .filter(|(workers, _)| **workers <= 16);
-        // The pipeline has two stages beside those of data.
-        let besides = if *kind == Kind::Pipelined { 2 } else { 0 };
-        let points = points.filter(|(workers, _)| **workers > besides);
-        let points = points.map(|(&workers, at)| ((workers - besides) as f64, all[0].ns / at.ns));
+        let points = points.map(|(&workers, at)| (workers as f64, all[0].ns / at.ns));
         lines.push((
             format!("ours, projected: {}", kind.name()),
             points.collect(),
