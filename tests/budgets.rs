@@ -28,11 +28,11 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 
 const PARTS: [Part; 10] = [
     part("crates/dominoes", 23_300, 17_000),
-    part("crates/drivers", 24_100, 20_000),
+    part("crates/drivers", 24_400, 20_000),
     part("crates/netstack/proto", 37_300, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
-        ..part("crates/netstack", 66_400, 45_000)
+        ..part("crates/netstack", 67_900, 45_000)
     },
     part("crates/bench", 32_700, 21_000),
     part("crates/preload", 8_800, 4_000),

@@ -244,6 +244,7 @@ impl AfPacket {
         sys::packet_widen(socket, index, mac != interface_mac)
             .map_err(system("open the interface for more frames"))?;
         let mut caps = Capabilities::new(interface);
+        caps.has_descriptor = true;
         caps.mtu = mtu;
         caps.rx_max_frame = MAX_FRAME_LEN;
         caps.rx_checksum = RxChecksumSupport::PerFrame;

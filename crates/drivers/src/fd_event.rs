@@ -1,12 +1,39 @@
 //! Waiting on a file descriptor, with a waker.
 
 use crate::{DeviceWaker, sys};
+use std::cell::Cell;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
+
+thread_local! {
+    /// The number of the descriptor beside the device, while this thread waits with
+    /// [`wait_beside`], and whether it was readable.
+    static BESIDE: Cell<(Option<RawFd>, bool)> = const { Cell::new((None, false)) };
+}
+
+/// A descriptor beside a device.
+pub type Beside<'a> = BorrowedFd<'a>;
+
+/// Runs `wait`, which calls [`DeviceRx::wait`](crate::DeviceRx::wait) on this thread. That call
+/// also ends when `beside` is readable, if the device
+/// [sleeps on descriptors](crate::Capabilities::has_descriptor). Returns whether it was readable.
+pub fn wait_beside(beside: Option<Beside<'_>>, wait: impl FnOnce()) -> bool {
+    /// Also if `wait` unwinds.
+    struct End;
+    impl Drop for End {
+        fn drop(&mut self) {
+            BESIDE.set((None, false));
+        }
+    }
+    BESIDE.set((beside.map(|fd| fd.as_raw_fd()), false));
+    let _end = End;
+    wait();
+    BESIDE.get().1
+}
 
 /// One thread waits for a device's descriptor, and other threads may wake it.
 #[derive(Debug)]
@@ -74,7 +101,10 @@ impl FdEvent {
         let ready = if shared.woken.load(SeqCst) {
             Ok(sys::Ready::default())
         } else {
-            sys::wait_readable(device, shared.event.as_fd(), timeout)
+            let (beside, _) = BESIDE.get();
+            let ready = sys::wait_readable(device, shared.event.as_fd(), beside, timeout);
+            BESIDE.set((beside, ready.as_ref().is_ok_and(|ready| ready.beside)));
+            ready
         };
         shared.waiting.store(false, SeqCst);
         // A waker that saw the flag may write after this; the next wait then returns spuriously.
@@ -133,6 +163,22 @@ mod tests {
             }
         });
         assert_eq!(back.wakes(), 1_000);
+    }
+
+    #[test]
+    fn a_readable_descriptor_beside_the_device_ends_the_wait_and_no_later_one() {
+        let (mut event, silent) = (FdEvent::new().unwrap(), sys::eventfd().unwrap());
+        let beside = sys::eventfd().unwrap();
+        let mut wait = |beside, time| {
+            wait_beside(beside, || {
+                event.wait(silent.as_fd(), time).unwrap();
+            })
+        };
+        let moment = Some(Duration::from_millis(1));
+        assert!(!wait(Some(beside.as_fd()), moment));
+        sys::signal(beside.as_fd());
+        assert!(wait(Some(beside.as_fd()), None));
+        assert!(!wait(None, moment));
     }
 
     #[test]

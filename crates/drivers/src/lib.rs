@@ -100,6 +100,8 @@ pub mod phy;
 #[cfg(feature = "pnet")]
 pub mod pnet;
 
+#[cfg(target_os = "linux")]
+mod descriptors;
 mod error;
 #[cfg(target_os = "linux")]
 mod event_fd;
@@ -140,6 +142,23 @@ struct Readme;
 pub use error::DeviceError;
 #[cfg(target_os = "linux")]
 pub use event_fd::EventFd;
+// Used by `dominoes-netstack`.
+#[doc(hidden)]
+#[cfg(target_os = "linux")]
+pub use descriptors::{DescriptorState, Descriptors, Wanted};
+#[doc(hidden)]
+#[cfg(target_os = "linux")]
+pub use fd_event::{Beside, wait_beside};
+/// There are no such descriptors on this platform.
+#[doc(hidden)]
+#[cfg(not(target_os = "linux"))]
+pub type Beside<'a> = std::marker::PhantomData<&'a std::convert::Infallible>;
+#[doc(hidden)]
+#[cfg(not(target_os = "linux"))]
+pub fn wait_beside(_: Option<Beside<'_>>, wait: impl FnOnce()) -> bool {
+    wait();
+    false
+}
 pub use frame::{
     ETHERNET_HEADER_LEN, Frame, Gso, GsoKind, RxChecksum, RxMeta, TxChecksum, TxFrame, TxMeta,
     VLAN_TAG_LEN, complete_checksum,
@@ -327,6 +346,9 @@ pub struct Capabilities {
     pub max_batch: usize,
     /// Delay that the device adds on purpose (timers, coalescing) before a frame can be claimed.
     pub added_latency: Duration,
+    /// Whether [`DeviceRx::wait`] sleeps on file descriptors of the kernel, so that a thread can
+    /// wait for other descriptors beside the device.
+    pub has_descriptor: bool,
 }
 
 /// The checksum state of a device's received frames.
@@ -357,6 +379,7 @@ impl Capabilities {
             rx_max_frame: 1500 + ETHERNET_HEADER_LEN + VLAN_TAG_LEN,
             max_batch: 32,
             added_latency: Duration::ZERO,
+            has_descriptor: false,
         }
     }
 

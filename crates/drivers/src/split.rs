@@ -87,7 +87,8 @@ pub fn split(
     classify: impl Fn(&[u8]) -> Target + Send + Sync + 'static,
 ) -> Vec<SplitDevice> {
     let parts = parts.max(1);
-    let (caps, mac) = (device.capabilities(), device.mac());
+    let (mut caps, mac) = (device.capabilities(), device.mac());
+    caps.has_descriptor = false;
     let filter = device.address_filter();
     let (rx, tx) = device.split();
     let part = |_| {

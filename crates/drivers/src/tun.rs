@@ -322,6 +322,7 @@ fn nonblocking(fd: BorrowedFd<'_>, flags: i32) -> Result<(), DeviceError> {
 
 fn capabilities(name: &str, mtu: usize) -> Capabilities {
     let mut caps = Capabilities::new(name);
+    caps.has_descriptor = true;
     caps.link = LinkType::Ip;
     caps.mtu = mtu;
     caps.rx_max_frame = MAX_FRAME_LEN;

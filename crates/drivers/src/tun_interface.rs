@@ -89,6 +89,7 @@ impl InterfaceKind {
         offers: Offers,
     ) -> (FdLink, Capabilities) {
         let mut caps = Capabilities::new(name);
+        caps.has_descriptor = true;
         caps.link = self.link;
         caps.mtu = mtu;
         caps.rx_max_frame = MAX_FRAME_LEN;

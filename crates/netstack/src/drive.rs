@@ -179,6 +179,11 @@ pub trait Worker: Send {
         0
     }
 
+    /// Whether it works without others, so that any thread may drive it.
+    fn is_alone(&self) -> bool {
+        false
+    }
+
     /// What the receive pump saw; `None` while another worker has it.
     fn pump_stats(&self) -> Option<PumpStats>;
 
@@ -285,6 +290,11 @@ pub trait Handle: Send + Sync {
     /// Whether the group chooses the number of its active workers.
     fn autoscales(&self) -> bool {
         false
+    }
+
+    /// Whether at most one worker is active.
+    fn has_one_active(&self) -> bool {
+        true
     }
 
     /// The counters of the log, under this name.

@@ -77,6 +77,7 @@ pub(crate) mod claim;
 pub(crate) mod control;
 pub(crate) mod copy;
 pub(crate) mod direct;
+pub(crate) mod driven;
 pub(crate) mod echo;
 pub(crate) mod gro;
 pub(crate) mod perform;

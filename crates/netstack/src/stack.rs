@@ -2,6 +2,8 @@
 
 mod close;
 mod core_clock;
+mod driven;
+mod handover;
 mod threads;
 
 use crate::clock::now;
@@ -28,6 +30,7 @@ use crate::stats::{EffectStats, StackStats};
 use crate::time::Instant;
 use crate::variants::groups::INBOX;
 use crate::variants::{ByHand, Handle, Setup, VariantKind, interfaces};
+use driven::DrivenWorker;
 use threads::Threads;
 
 pub use crate::io::setup::Interface;
@@ -285,6 +288,10 @@ impl Builder {
         /// [`StackStats::autoscale`] says why. A parked thread sleeps and has no copy of the state,
         /// so if the only active thread fails, the connections end. Default: as many as the
         /// machine has cores for each group, at most 8.
+        ///
+        /// While one thread is active, and only one thread of the application waits for sockets,
+        /// that thread does the active one's work. What it writes then leaves when it waits again,
+        /// or within two milliseconds.
         fn replicas_up_to(self, most: usize) {
             self.layout.replica_slots = most;
             self.layout.autoscale = true;
@@ -417,7 +424,7 @@ impl Builder {
             self.layout.autoscale = true;
         }
         let mut cores = core::mem::take(&mut self.cores).into_iter();
-        let replicas = self.layout.replicas;
+        let (replicas, autoscale) = (self.layout.replicas, self.layout.autoscale);
         let parts = self.build(device, true)?;
         let clock = Clock::start();
         let is_only = parts.len() == 1;
@@ -427,7 +434,7 @@ impl Builder {
                 true => cores.by_ref().collect(),
                 false => cores.by_ref().take(replicas).collect(),
             };
-            Running::start(variant, name, own, clock)
+            Running::start(variant, name, own, clock, autoscale && is_only)
         };
         let groups = parts.into_iter().map(start);
         let groups = groups.collect::<Result<Vec<_>, _>>()?;
@@ -566,10 +573,24 @@ impl Running {
         name_prefix: String,
         cores: Vec<usize>,
         clock: Clock,
+        hands_over: bool,
     ) -> Result<Running, StackError> {
         let world = Arc::clone(&variant.sockets().worlds()[0]);
         let (workers, handle) = variant.into_parts();
-        let threads = Threads::new(name_prefix, cores, clock, Arc::clone(&world), handle);
+        let driven =
+            hands_over.then(|| DrivenWorker::new(Arc::clone(&world), Arc::clone(&handle), clock));
+        if let Some(driven) = &driven {
+            let weak = Arc::downgrade(driven);
+            let _ = world.driven.set(weak);
+        }
+        let threads = Threads::new(
+            name_prefix,
+            cores,
+            clock,
+            Arc::clone(&world),
+            handle,
+            driven,
+        );
         let mut running = Running {
             world,
             threads,
@@ -596,9 +617,15 @@ impl Running {
         for context in &contexts {
             context.stop();
         }
+        if let Some(driven) = self.threads.driven() {
+            driven.end();
+        }
         for context in contexts {
             // A context that panicked has printed that to standard error.
             let _ = context.join();
+        }
+        if let Some(driven) = self.threads.driven() {
+            driven.drop_worker();
         }
     }
 }
@@ -658,7 +685,7 @@ impl Stack {
     pub fn from_hand(hand: ByHand, now: Instant) -> Result<Stack, StackError> {
         let clock = Clock::at(now);
         let sockets = hand.sockets();
-        let running = Running::start(hand, String::new(), Vec::new(), clock)?;
+        let running = Running::start(hand, String::new(), Vec::new(), clock, false)?;
         Ok(Stack {
             clock,
             sockets,

@@ -5,6 +5,8 @@
 
 mod by_hand;
 mod clones;
+#[cfg(target_os = "linux")]
+mod descriptors;
 mod echo;
 #[cfg(target_os = "linux")]
 mod reference;

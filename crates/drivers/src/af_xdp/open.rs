@@ -80,6 +80,7 @@ impl<'a> Opening<'a> {
             }
         }
         let mut caps = Capabilities::new(interface);
+        caps.has_descriptor = true;
         caps.mtu =
             sys::interface_mtu(control.as_fd(), interface).map_err(system("read the MTU"))?;
         caps.rx_max_frame = caps.mtu + ETHERNET_HEADER_LEN + VLAN_TAG_LEN;

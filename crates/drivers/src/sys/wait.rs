@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
 use std::time::Duration;
 
@@ -47,26 +47,31 @@ pub(crate) struct Ready {
     pub(crate) device_error: bool,
     /// The event is readable.
     pub(crate) event: bool,
+    /// The descriptor beside the device is ready.
+    pub(crate) beside: bool,
 }
 
-/// Waits until the event or one of at most two descriptors of a device is readable, or the timeout
-/// is over.
+/// Waits until the event, one of at most two descriptors of a device, or the one beside them is
+/// readable, or the timeout is over.
 pub(crate) fn wait_readable(
     device: &[BorrowedFd<'_>],
     event: BorrowedFd<'_>,
+    beside: Option<RawFd>,
     timeout: Option<Duration>,
 ) -> io::Result<Ready> {
-    let readable = |fd: BorrowedFd<'_>| libc::pollfd {
-        fd: fd.as_raw_fd(),
+    let readable = |fd: RawFd| libc::pollfd {
+        fd,
         events: libc::POLLIN,
         revents: 0,
     };
-    let mut fds = [readable(event); 3];
+    let mut fds = [readable(event.as_raw_fd()); 4];
     let device = &device[..device.len().min(2)];
-    let fds = &mut fds[..=device.len()];
-    for (entry, &fd) in fds[1..].iter_mut().zip(device) {
+    let (end, with_beside) = (device.len() + 1, usize::from(beside.is_some()));
+    let numbers = device.iter().map(AsRawFd::as_raw_fd).chain(beside);
+    for (entry, fd) in fds[1..].iter_mut().zip(numbers) {
         *entry = readable(fd);
     }
+    let fds = &mut fds[..end + with_beside];
     let timeout = timeout.map(|timeout| {
         // SAFETY: integers; all zeros are valid. (Not a literal, since some platforms have padding
         // fields.)
@@ -87,10 +92,11 @@ pub(crate) fn wait_readable(
     };
     match check(result) {
         Ok(_) => Ok(Ready {
-            device_error: fds[1..]
+            device_error: fds[1..end]
                 .iter()
                 .any(|fd| fd.revents & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0),
             event: fds[0].revents & libc::POLLIN != 0,
+            beside: fds[end..].iter().any(|fd| fd.revents != 0),
         }),
         Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Ready::default()),
         Err(error) => Err(error),
@@ -103,6 +109,52 @@ pub(crate) fn epoll() -> io::Result<OwnedFd> {
     own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
 }
 
+/// The events of a descriptor, for [`epoll_change`]: whether to report that it is readable and
+/// writable, and each change once.
+pub(crate) fn epoll_events([readable, writable, edge]: [bool; 3]) -> u32 {
+    let bits = [
+        (readable, libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLRDHUP),
+        (writable, libc::EPOLLOUT),
+        (edge, libc::EPOLLET),
+    ];
+    let bits = bits.iter().filter(|(is_set, _)| *is_set);
+    bits.fold(0, |all, (_, bit)| all | *bit as u32)
+}
+
+/// Adds a descriptor to an `epoll`, or changes its events. They are reported with `number`.
+pub(crate) fn epoll_change(
+    epoll: BorrowedFd<'_>,
+    fd: BorrowedFd<'_>,
+    is_new: bool,
+    (events, number): (u32, u64),
+) -> io::Result<()> {
+    let operation = match is_new {
+        true => libc::EPOLL_CTL_ADD,
+        false => libc::EPOLL_CTL_MOD,
+    };
+    let mut event = libc::epoll_event {
+        events,
+        u64: number,
+    };
+    // SAFETY: the kernel reads one event through a valid pointer.
+    check(unsafe { libc::epoll_ctl(epoll.as_raw_fd(), operation, fd.as_raw_fd(), &mut event) })
+        .map(drop)
+}
+
+/// The most descriptors that [`epoll_ready`] reports at once.
+const MOST_READY: usize = 256;
+
+/// Passes `each` the number and events of up to `most` ready descriptors. Does not wait.
+pub(crate) fn epoll_ready(epoll: BorrowedFd<'_>, most: usize, mut each: impl FnMut(u64, u32)) {
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; MOST_READY];
+    let most = most.min(MOST_READY) as libc::c_int;
+    // SAFETY: the kernel writes at most `most` events, no more than the array holds.
+    let len = unsafe { libc::epoll_wait(epoll.as_raw_fd(), events.as_mut_ptr(), most, 0) };
+    for event in events.iter().take(usize::try_from(len).unwrap_or(0)) {
+        each(event.u64, event.events);
+    }
+}
+
 /// Adds a device to an `epoll`. With `once` it reports each arrival once (edge-triggered).
 pub(crate) fn epoll_watch(
     epoll: BorrowedFd<'_>,
@@ -110,20 +162,8 @@ pub(crate) fn epoll_watch(
     once: bool,
 ) -> io::Result<()> {
     let edge = if once { libc::EPOLLET } else { 0 };
-    let mut event = libc::epoll_event {
-        events: (libc::EPOLLIN | libc::EPOLLERR | edge) as u32,
-        u64: 0,
-    };
-    // SAFETY: the kernel reads one event through a valid pointer.
-    check(unsafe {
-        libc::epoll_ctl(
-            epoll.as_raw_fd(),
-            libc::EPOLL_CTL_ADD,
-            device.as_raw_fd(),
-            &mut event,
-        )
-    })
-    .map(drop)
+    let events = (libc::EPOLLIN | libc::EPOLLERR | edge) as u32;
+    epoll_change(epoll, device, true, (events, 0))
 }
 
 /// Undoes [`epoll_watch`].

@@ -43,6 +43,10 @@ impl Handle for Arc<ReplicatedShared> {
         self.layout.autoscale
     }
 
+    fn has_one_active(&self) -> bool {
+        self.membership.staying().count_ones() <= 1
+    }
+
     fn log_stats(&self, name: String) -> Option<ChannelStats> {
         Some(self.log.stats(name))
     }
@@ -216,6 +220,10 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
         self.log.poll() - self.replica.position()
     }
 
+    fn is_alone(&self) -> bool {
+        self.is_solo() && !self.needs_log() && self.is_active()
+    }
+
     fn pump_stats(&self) -> Option<PumpStats> {
         self.shared.rx.try_take().map(|rx| rx.pump.stats())
     }
@@ -272,6 +280,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
     }
 
     fn wait_alone(&mut self, when: (Instant, Instant), others_have_work: &mut dyn FnMut() -> bool) {
+        self.put_back();
         let shared = Arc::clone(&self.shared);
         let Some(mut rx) = shared.take_rx() else {
             return;

@@ -453,6 +453,7 @@ impl Setup {
             (self.shared, self.place),
         );
         world.workers = workers;
+        world.has_descriptor = caps.has_descriptor;
         world.frame_bounds = frame_bounds;
         world.keys = Keys::new(self.secret);
         world.salt = self.salt;

@@ -19,6 +19,7 @@ use crate::error::SocketError;
 use crate::groups::classify;
 use crate::io::accept::{Arrivals, ArrivingQueue, Listeners};
 use crate::io::control::ControlFrames;
+use crate::io::driven::Driven;
 use crate::io::echo::EchoQueues;
 use crate::io::rx::addresses::InterfaceChange;
 use crate::io::stream::{AppRequest, StreamRef, Streams};
@@ -391,6 +392,8 @@ pub(crate) struct World {
     pub(crate) filter: Option<Arc<dyn AddressFilter>>,
     /// Whether the device finishes partial checksums.
     pub(crate) tx_checksum: bool,
+    /// Whether threads sleep in the device until a descriptor is readable.
+    pub(crate) has_descriptor: bool,
     /// The processor, for copies that are summed.
     pub(crate) cpu: Cpu,
     /// Limits of a frame that the device divides into datagrams.
@@ -430,6 +433,8 @@ pub(crate) struct World {
     /// Units that any worker may process.
     pub(crate) units: UnitQueue,
     pub(crate) down: AtomicBool,
+    /// The worker that waiting threads may drive, if there is such a one.
+    pub(crate) driven: OnceLock<std::sync::Weak<dyn Driven>>,
     /// Our first IPv4 address, in the format of [`PlaceV4::to_bits`], and [`SEVERAL_V4`].
     v4: AtomicU64,
     /// Reasons why frames may not go to the device: [`LOOPED`], [`LINK_DOWN`].
@@ -561,6 +566,7 @@ impl World {
             salt: 0,
             filter: None,
             tx_checksum,
+            has_descriptor: false,
             cpu: Cpu::this(),
             frame_bounds: FrameBounds::NONE,
             streams: Streams::new(&limits, delivery_slots),
@@ -582,6 +588,7 @@ impl World {
             view: View::default(),
             units: UnitQueue::new(),
             down: AtomicBool::new(false),
+            driven: OnceLock::new(),
             v4: AtomicU64::new(v4),
             detours: AtomicU8::new(0),
             hop_limit: AtomicU8::new(0),
@@ -926,6 +933,11 @@ impl World {
         self.wake_pump();
     }
 
+    /// Wakes the thread that sleeps in the device, or ends the next sleep.
+    pub(crate) fn wake_device(&self) {
+        self.mailbox.waker.wake();
+    }
+
     /// The caller is about to sleep in the device and will check every queue once more.
     pub(crate) fn before_sleep(&self) {
         self.mailbox.asleep.store(true, Ordering::Relaxed);
@@ -1004,7 +1016,7 @@ impl World {
         // ORDERING: the fence pairs with the one in `push_units`.
         core::sync::atomic::fence(Ordering::SeqCst);
         self.units.clear();
-        self.mailbox.waker.wake();
+        self.wake_device();
     }
 
     pub(crate) fn complete_open(&self, request_id: u64, answer: OpenResult) {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::Sockets;
 use super::open::Connecting;
 use super::poller::{Target, Watched};
-use super::wait::{WaitPolicy, WaitUntil, wait_for_socket_table};
+use super::wait::{WaitPolicy, WaitUntil};
 use crate::error::SocketError;
 use crate::io::accept::{ArrivingQueue, QueueNews};
 use crate::io::world::{Command, Decision, SocketTable, World};
@@ -166,16 +166,7 @@ impl AnyListener {
     }
 
     fn next_until(&self, until: WaitUntil) -> Result<Arriving, SocketError> {
-        let world = &self.shared.worlds[0];
-        let mut table = world.socket_table();
-        loop {
-            match self.take(&mut table) {
-                Err(SocketError::WouldBlock) => {
-                    table = wait_for_socket_table(world, table, until.left()?);
-                }
-                other => return other,
-            }
-        }
+        until.retry_in_table(&self.shared.worlds[0], |table| self.take(table))
     }
 
     fn take(&self, table: &mut SocketTable) -> Result<Arriving, SocketError> {

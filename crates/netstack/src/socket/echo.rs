@@ -149,7 +149,7 @@ impl EchoSocket {
     /// [`SocketError::Down`].
     pub fn recv(&self) -> io::Result<EchoReply> {
         let until = self.wait.begin();
-        Ok(until.retry(&self.queues.event, || self.try_recv())?)
+        Ok(until.retry(&self.worlds[0], &self.queues.event, || self.try_recv())?)
     }
 
     /// How long [`EchoSocket::recv`] waits; `None`, the default: without limit.

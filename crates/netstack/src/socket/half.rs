@@ -223,12 +223,8 @@ impl Half {
             ended || self.world.is_down()
         };
         while !over() {
-            let left = until.left()?;
-            let key = stream.waiting().prepare();
-            if over() {
-                break;
-            }
-            stream.waiting().wait(key, left);
+            until.left()?;
+            until.wait(&self.world, stream.waiting(), &mut || over());
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 
 use super::poller::{Target, Watched};
-use super::wait::{WaitPolicy, WaitUntil, wait_for_socket_table};
+use super::wait::{WaitPolicy, WaitUntil};
 use super::{TcpStream, valid_ttl};
 use crate::config::{Settings, Tuning};
 use crate::error::SocketError;
@@ -107,16 +107,7 @@ impl TcpListener {
     }
 
     fn accept_until(&self, until: WaitUntil) -> Result<(TcpStream, SocketAddr), SocketError> {
-        let world = self.shared.world();
-        let mut table = world.socket_table();
-        loop {
-            match self.take(&mut table) {
-                Err(SocketError::WouldBlock) => {
-                    table = wait_for_socket_table(world, table, until.left()?);
-                }
-                other => return other,
-            }
-        }
+        until.retry_in_table(self.shared.world(), |table| self.take(table))
     }
 
     /// Takes the next established connection if there is one.
@@ -469,23 +460,27 @@ impl Connecting {
             if let Some(stream) = self.try_finish()? {
                 return Ok(stream);
             }
-            let left = until.left()?;
+            until.left()?;
             match &self.opened {
                 Some(stream) => {
                     let half = Arc::clone(&stream.half);
-                    let key = half.stream()?.waiting().prepare();
-                    if let Some(stream) = self.try_finish()? {
-                        return Ok(stream);
-                    }
-                    half.stream()?.waiting().wait(key, left);
-                }
-                None => {
-                    let table = self.world.socket_table();
-                    let unanswered = matches!(table.open_results.get(&self.request_id), Some(None));
-                    if unanswered && !self.world.is_down() {
-                        drop(wait_for_socket_table(&self.world, table, left));
+                    let waiting = half.stream()?.waiting();
+                    let mut found = None;
+                    until.wait(&half.world, waiting, &mut || {
+                        found = self.try_finish().transpose();
+                        found.is_some()
+                    });
+                    if let Some(found) = found {
+                        return found;
                     }
                 }
+                None => until.retry_in_table(&self.world, |table| {
+                    let answer = table.open_results.get(&self.request_id);
+                    match matches!(answer, Some(None)) && !self.world.is_down() {
+                        true => Err(SocketError::WouldBlock),
+                        false => Ok(()),
+                    }
+                })?,
             }
         }
     }

@@ -28,6 +28,8 @@
 //! readable while there are events, for programs that sleep in `epoll`, `poll`, or mio (feature
 //! `mio`).
 //!
+//! On Linux a poller also watches descriptors of the kernel ([`Poller::register_descriptor`]).
+//!
 //! A future needs no poller: [`Source::register_waker`] registers the waker of its task
 //! ([`std::task::Waker`]) with the socket, so every executor can run it.
 //!
@@ -68,24 +70,29 @@
 //!
 //! [`SocketError::WouldBlock`]: crate::SocketError::WouldBlock
 
+#[cfg(target_os = "linux")]
+mod descriptors;
 #[doc(hidden)]
 pub mod direct;
 mod held;
 mod registration;
 mod source;
 
+#[cfg(target_os = "linux")]
+use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use crossbeam_queue::SegQueue;
 use dominoes::EventCount;
 #[cfg(target_os = "linux")]
-use dominoes_drivers::EventFd;
+use dominoes_drivers::{Descriptors, EventFd};
 
 use self::registration::{Collected, Recipient, Registration};
 use super::WaitUntil;
+use crate::io::world::World;
 
 pub(crate) use self::held::hold_wakeups;
 pub(super) use self::source::Sealed;
@@ -205,6 +212,10 @@ struct PollerShared {
     queue: SegQueue<Arc<Registration>>,
     /// Threads sleep here.
     event: EventCount,
+    /// The group of the first registered socket.
+    world: OnceLock<Weak<World>>,
+    /// Whether sockets of other groups are registered, too.
+    has_several: AtomicBool,
     /// A waker was used.
     woken: AtomicBool,
     /// Locked while events are collected. Holds the registrations that stay queued until the end
@@ -212,6 +223,12 @@ struct PollerShared {
     collector: Mutex<Vec<Arc<Registration>>>,
     #[cfg(target_os = "linux")]
     descriptor: Descriptor,
+    /// The registered descriptors of the kernel.
+    #[cfg(target_os = "linux")]
+    descriptors: OnceLock<Descriptors>,
+    /// Whether the next collection begins with descriptors: they and sockets take turns.
+    #[cfg(target_os = "linux")]
+    begins_with_descriptors: AtomicBool,
 }
 
 /// Returns the view of a socket if it can be ready in a requested way.
@@ -233,10 +250,16 @@ impl Poller {
             shared: Arc::new(PollerShared {
                 queue: SegQueue::new(),
                 event: EventCount::new(),
+                world: OnceLock::new(),
+                has_several: AtomicBool::new(false),
                 woken: AtomicBool::new(false),
                 collector: Mutex::default(),
                 #[cfg(target_os = "linux")]
                 descriptor: Descriptor::new()?,
+                #[cfg(target_os = "linux")]
+                descriptors: OnceLock::new(),
+                #[cfg(target_os = "linux")]
+                begins_with_descriptors: AtomicBool::new(true),
             }),
         })
     }
@@ -260,6 +283,10 @@ impl Poller {
         let mut list = watched.lock();
         if list.iter().any(|one| one.is_with(&self.shared)) {
             return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let world = Arc::downgrade(target.world());
+        if !Weak::ptr_eq(self.shared.world.get_or_init(|| world.clone()), &world) {
+            self.shared.has_several.store(true, Ordering::Relaxed);
         }
         let poller = Recipient::Poller(Arc::downgrade(&self.shared));
         let new = Registration::new(poller, target, token, interest, trigger);
@@ -310,18 +337,38 @@ impl Poller {
     /// contents of `events`. Returns the number of events: 0 if the time is over, or if a
     /// [`Waker`] was used.
     ///
-    /// The stack must be driven by other threads meanwhile.
+    /// The stack must run on threads. If it chooses their number, all sockets are of this stack,
+    /// and no other thread waits for one, this thread does the work of the stack's thread
+    /// meanwhile, so no other thread need be woken.
     pub fn wait(&self, events: &mut Events, timeout: Option<Duration>) -> usize {
         let until = timeout.map_or(WaitUntil::Never, WaitUntil::after);
         let shared = &*self.shared;
+        let world = shared.world();
+        // What the thread has written since the last call leaves now.
+        if let Some(driven) = world.as_ref().and_then(|world| world.driven()) {
+            driven.pass();
+        }
         loop {
             let (len, woken) = self.collect(events);
             if len > 0 || woken {
                 return len;
             }
             let Ok(left) = until.left() else { return 0 };
+            let beside = shared.beside();
+            // Another thread may register the first descriptor meanwhile.
+            let mut is_over = || shared.has_news() || shared.beside().is_some() != beside.is_some();
+            let world = world.as_deref();
+            if world
+                .is_some_and(|world| until.drive(world, Some(&shared.event), beside, &mut is_over))
+            {
+                continue;
+            }
+            let _waits = world.map(World::wait_without);
+            if shared.sleep_on_descriptors(until) {
+                continue;
+            }
             let key = shared.event.prepare();
-            if shared.queue.is_empty() && !shared.woken.load(Ordering::Relaxed) {
+            if !is_over() {
                 shared.event.wait(key, left);
             }
         }
@@ -348,6 +395,14 @@ impl Poller {
         shared.descriptor.clear();
         // ORDERING: Acquire, pairs with the Release in `Waker::wake`.
         let woken = shared.woken.swap(false, Ordering::Acquire);
+        #[cfg(target_os = "linux")]
+        let descriptors_first = shared
+            .begins_with_descriptors
+            .fetch_xor(true, Ordering::Relaxed);
+        #[cfg(target_os = "linux")]
+        if descriptors_first {
+            shared.collect_descriptors(events.capacity, &mut events.list);
+        }
         // Leaves registrations that are queued meanwhile to the next call.
         for _ in 0..shared.queue.len() {
             if events.list.len() == events.capacity {
@@ -367,6 +422,11 @@ impl Poller {
         }
         again.drain(..).for_each(|queued| shared.queue.push(queued));
         #[cfg(target_os = "linux")]
+        if !descriptors_first && events.list.len() < events.capacity {
+            let room = events.capacity - events.list.len();
+            shared.collect_descriptors(room, &mut events.list);
+        }
+        #[cfg(target_os = "linux")]
         if !shared.queue.is_empty() {
             shared.descriptor.signal();
         }
@@ -374,7 +434,30 @@ impl Poller {
     }
 }
 
+/// Without descriptors of the kernel.
+#[cfg(not(target_os = "linux"))]
 impl PollerShared {
+    fn beside(&self) -> Option<dominoes_drivers::Beside<'_>> {
+        None
+    }
+
+    fn sleep_on_descriptors(&self, _: WaitUntil) -> bool {
+        false
+    }
+}
+
+impl PollerShared {
+    /// The group of the registered sockets, if it is one.
+    fn world(&self) -> Option<Arc<World>> {
+        let has_one = !self.has_several.load(Ordering::Relaxed);
+        self.world.get().filter(|_| has_one)?.upgrade()
+    }
+
+    /// Whether a registration is queued, or a waker was used.
+    fn has_news(&self) -> bool {
+        !self.queue.is_empty() || self.woken.load(Ordering::Relaxed)
+    }
+
     fn collector(&self) -> MutexGuard<'_, Vec<Arc<Registration>>> {
         let collector = self.collector.lock();
         collector.unwrap_or_else(PoisonError::into_inner)
@@ -423,6 +506,8 @@ struct Descriptor {
     event: EventFd,
     is_used: AtomicBool,
     is_signalled: AtomicBool,
+    /// How many threads sleep on it in [`Poller::wait`].
+    sleepers: AtomicUsize,
 }
 
 #[cfg(target_os = "linux")]
@@ -432,6 +517,7 @@ impl Descriptor {
             event: EventFd::new()?,
             is_used: AtomicBool::new(false),
             is_signalled: AtomicBool::new(false),
+            sleepers: AtomicUsize::new(0),
         })
     }
 
@@ -439,25 +525,34 @@ impl Descriptor {
     fn signal(&self) {
         // ORDERING: AcqRel: Release, pairs with the Acquire in `clear`: a collector that clears
         // this signal finds the registration that was queued before.
-        if self.is_used.load(Ordering::Relaxed) && !self.is_signalled.swap(true, Ordering::AcqRel) {
+        let is_used =
+            self.is_used.load(Ordering::Relaxed) || self.sleepers.load(Ordering::Relaxed) > 0;
+        if is_used && !self.is_signalled.swap(true, Ordering::AcqRel) {
             self.event.signal();
         }
     }
 
-    /// Clears the signal before the queue is checked. The signal is cleared before the flag: in
+    /// Clears the signal, if a program uses it, before the queue is checked. The signal is cleared before the flag: in
     /// the other order, a signal that is newer than the check could be cleared. A thread may
     /// raise the flag before it signals, so the flag does not mean that there is a signal to
     /// clear.
     fn clear(&self) {
         if self.is_used.load(Ordering::Relaxed) {
-            self.event.clear();
-            // ORDERING: AcqRel: Acquire, pairs with the Release in `signal`.
-            self.is_signalled.swap(false, Ordering::AcqRel);
+            self.reset();
         }
     }
 }
 
-/// Readable while there may be events. [`Poller::events`] fetches them and makes it unreadable,
+#[cfg(target_os = "linux")]
+impl Descriptor {
+    fn reset(&self) {
+        self.event.clear();
+        // ORDERING: AcqRel: Acquire, pairs with the Release in `signal`.
+        self.is_signalled.swap(false, Ordering::AcqRel);
+    }
+}
+
+/// Readable while there may be events of sockets; registered descriptors do not show. [`Poller::events`] fetches them and makes it unreadable,
 /// unless some are left.
 #[cfg(target_os = "linux")]
 impl std::os::fd::AsFd for Poller {

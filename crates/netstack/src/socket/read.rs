@@ -224,14 +224,16 @@ impl ReadHalf {
     ) -> Result<usize, SocketError> {
         let stream = self.half.stream()?;
         let until = self.half.read_wait.begin();
-        until.retry(stream.waiting(), || self.copy(into, consumes))
+        until.retry(&self.half.world, stream.waiting(), || {
+            self.copy(into, consumes)
+        })
     }
 
     fn wait_for_bytes(&mut self) -> Result<(), SocketError> {
         let half = Arc::clone(&self.half);
         let stream = half.stream()?;
         let until = half.read_wait.begin();
-        until.retry(stream.waiting(), || self.lend(true))
+        until.retry(&half.world, stream.waiting(), || self.lend(true))
     }
 }
 

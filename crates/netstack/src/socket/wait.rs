@@ -5,9 +5,11 @@ use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dominoes::EventCount;
+use dominoes_drivers::Beside;
 
 use crate::clock::now;
 use crate::error::SocketError;
+use crate::io::driven::Wait;
 use crate::io::world::{SocketTable, World};
 
 /// How long the calls of a socket wait. Default: without limit.
@@ -93,25 +95,13 @@ impl WaitUntil {
     }
 
     /// Repeats `attempt` until it need not wait, or the time is over. Notifications arrive at
-    /// `waiting`.
+    /// `waiting`. This thread drives the stack meanwhile, if it can.
     ///
     /// # Errors
     /// As `attempt`.
     pub(super) fn retry<T, E: From<SocketError> + PartialEq>(
         self,
-        waiting: &EventCount,
-        attempt: impl FnMut() -> Result<T, E>,
-    ) -> Result<T, E> {
-        self.retry_after(|| {}, waiting, attempt)
-    }
-
-    /// As [`WaitUntil::retry`], but `waiting` is notified only after each call of `prepare`.
-    ///
-    /// # Errors
-    /// As `attempt`.
-    pub(super) fn retry_after<T, E: From<SocketError> + PartialEq>(
-        self,
-        prepare: impl Fn(),
+        world: &World,
         waiting: &EventCount,
         mut attempt: impl FnMut() -> Result<T, E>,
     ) -> Result<T, E> {
@@ -121,15 +111,94 @@ impl WaitUntil {
                 Err(error) if error == would_block => {}
                 done => return done,
             }
-            let left = self.left()?;
-            prepare();
-            let key = waiting.prepare();
-            match attempt() {
-                Err(error) if error == would_block => {
-                    waiting.wait(key, left);
-                }
+            self.left()?;
+            let mut done = None;
+            let mut is_over = || {
+                done = Some(attempt())
+                    .filter(|done| !matches!(done, Err(error) if *error == would_block));
+                done.is_some()
+            };
+            self.wait(world, waiting, &mut is_over);
+            if let Some(done) = done {
+                return done;
+            }
+        }
+    }
+
+    /// Waits until `is_over`, the time is over, or there may be news, of which `event` is notified.
+    /// This thread drives the stack meanwhile, if it can. The caller has seen that time is left.
+    pub(super) fn wait(self, world: &World, event: &EventCount, is_over: &mut dyn FnMut() -> bool) {
+        if self.drive(world, Some(event), None, is_over) {
+            return;
+        }
+        let _waits = world.wait_without();
+        let key = event.prepare();
+        if !is_over()
+            && let Ok(left) = self.left()
+        {
+            event.wait(key, left);
+        }
+    }
+
+    /// Drives the stack until `is_over`, the time is over, or `beside` is readable. Returns false
+    /// if this thread cannot.
+    pub(super) fn drive(
+        self,
+        world: &World,
+        event: Option<&EventCount>,
+        beside: Option<Beside<'_>>,
+        is_over: &mut dyn FnMut() -> bool,
+    ) -> bool {
+        let until = match self {
+            WaitUntil::Now => return false,
+            WaitUntil::At(end) => Some(end),
+            WaitUntil::Never => None,
+        };
+        let mut wait = Wait {
+            event,
+            until,
+            beside,
+            is_over,
+        };
+        world.driven().is_some_and(|driven| driven.drive(&mut wait))
+    }
+
+    /// As [`WaitUntil::retry`], for an attempt that changes the socket table.
+    ///
+    /// # Errors
+    /// As `attempt`.
+    pub(super) fn retry_in_table<T>(
+        self,
+        world: &World,
+        mut attempt: impl FnMut(&mut SocketTable) -> Result<T, SocketError>,
+    ) -> Result<T, SocketError> {
+        loop {
+            match attempt(&mut world.socket_table()) {
+                Err(SocketError::WouldBlock) => {}
                 done => return done,
             }
+            self.left()?;
+            let mut done = None;
+            let mut is_over = || {
+                let tried = attempt(&mut world.socket_table());
+                done = Some(tried).filter(|done| !matches!(done, Err(SocketError::WouldBlock)));
+                done.is_some()
+            };
+            // Threads that change the table wake the pump, or drive.
+            let drove = self.drive(world, None, None, &mut is_over);
+            if let Some(done) = done {
+                return done;
+            }
+            if drove {
+                continue;
+            }
+            let _waits = world.wait_without();
+            let mut table = world.socket_table();
+            match attempt(&mut table) {
+                Err(SocketError::WouldBlock) => {}
+                done => return done,
+            }
+            drop(wait_for_socket_table(world, table, self.left()?));
         }
     }
 }

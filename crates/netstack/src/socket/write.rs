@@ -249,7 +249,9 @@ impl WriteHalf {
     pub(super) fn write_waiting(&self, from: &[IoSlice<'_>]) -> Result<usize, SocketError> {
         let stream = self.half.stream()?;
         let until = self.half.write_wait.begin();
-        until.retry(stream.waiting(), || self.write_parts(from))
+        until.retry(&self.half.world, stream.waiting(), || {
+            self.write_parts(from)
+        })
     }
 }
 

@@ -10,10 +10,13 @@ use dominoes::{Context, ContextHandle, Domain, Meter, Turn};
 
 use super::Clock;
 use super::core_clock::CoreClock;
+use super::driven::DrivenWorker;
 use crate::error::{ConfigError, StackError};
+use crate::io::sleep::RECHECK;
 use crate::io::view::Gauge;
 use crate::io::world::World;
 use crate::socket::poller::hold_wakeups;
+use crate::time::Instant;
 use crate::variants::{Handle, Joining, Worker};
 
 /// A thread posts its counters after this many busy turns.
@@ -29,6 +32,8 @@ pub(super) struct Threads {
     clock: Clock,
     world: Arc<World>,
     handle: Arc<dyn Handle>,
+    /// The first worker, if threads that wait may drive it.
+    driven: Option<Arc<DrivenWorker>>,
     contexts: Mutex<Vec<ContextHandle>>,
     failures: Mutex<Failures>,
     failed: Condvar,
@@ -50,6 +55,7 @@ impl Threads {
         clock: Clock,
         world: Arc<World>,
         handle: Arc<dyn Handle>,
+        driven: Option<Arc<DrivenWorker>>,
     ) -> Arc<Threads> {
         Arc::new(Threads {
             name_prefix,
@@ -57,6 +63,7 @@ impl Threads {
             clock,
             world,
             handle,
+            driven,
             contexts: Mutex::default(),
             failures: Mutex::default(),
             failed: Condvar::new(),
@@ -94,7 +101,11 @@ impl Threads {
             core_clock: self.handle.autoscales().then(CoreClock::default),
         };
         let core = self.cores.get(id).copied();
-        let context = Context::spawn(&format!("dominoes-{id}"), core, vec![Box::new(domain)])?;
+        let domain: Box<dyn Domain> = match self.driven.as_ref().filter(|_| id == 0) {
+            Some(driven) => Box::new(driven.domain(domain)),
+            None => Box::new(domain),
+        };
+        let context = Context::spawn(&format!("dominoes-{id}"), core, vec![domain])?;
         let mut contexts = self.contexts();
         contexts.retain(|context| !context.is_finished());
         let is_pinned = context.pinned();
@@ -167,6 +178,11 @@ impl Threads {
         }
     }
 
+    /// The worker that threads that wait may drive.
+    pub(super) fn driven(&self) -> Option<&DrivenWorker> {
+        self.driven.as_deref()
+    }
+
     pub(super) fn end_watch(&self) {
         // Sleeping workers wake up and see that the stack is shut down.
         self.handle.wake_all();
@@ -184,7 +200,8 @@ enum Occupant {
     Gone,
 }
 
-struct WorkerDomain {
+/// What the thread of a worker runs.
+pub(super) struct WorkerDomain {
     name: String,
     id: usize,
     occupant: Occupant,
@@ -208,6 +225,31 @@ impl WorkerDomain {
             }
             _ => Turn::Finished,
         }
+    }
+
+    /// Whether it is a worker without which the others have nothing to do, and which works without
+    /// them.
+    pub(super) fn is_alone(&self) -> bool {
+        #[cfg(feature = "kill")]
+        if self.threads.killed.load(Ordering::Relaxed) & 1 << self.id != 0 {
+            return false;
+        }
+        matches!(&self.occupant, Occupant::Worker(worker) if worker.is_alone())
+    }
+
+    /// Sleeps in the device until there may be work, or until the stack has the age `until`. `now`
+    /// is its age.
+    pub(super) fn sleep_until(&mut self, now: Instant, until: Instant) {
+        let Occupant::Worker(worker) = &mut self.occupant else {
+            return;
+        };
+        worker.post();
+        self.gauge.show(worker.stats(), 0);
+        let mut deadline = worker.next_deadline().min(until);
+        if worker.waits_for_others() {
+            deadline = deadline.min(now + RECHECK.into());
+        }
+        worker.wait_alone((deadline, now), &mut || false);
     }
 
     /// Ends the thread. If the worker has left the group, frees its slot at once.

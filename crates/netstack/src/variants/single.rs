@@ -136,6 +136,10 @@ impl Worker for SingleWorker {
         }
     }
 
+    fn is_alone(&self) -> bool {
+        true
+    }
+
     fn pump_stats(&self) -> Option<PumpStats> {
         Some(self.rx.pump.stats())
     }

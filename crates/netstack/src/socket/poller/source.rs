@@ -290,6 +290,17 @@ impl Target {
         can.0 & interest.0 != 0
     }
 
+    /// The group, or the first of several.
+    pub(super) fn world(&self) -> &Arc<World> {
+        match self {
+            Target::Datagrams { worlds, .. } => &worlds[0],
+            Target::Stream { world, .. }
+            | Target::Listener { world, .. }
+            | Target::Echo { world, .. }
+            | Target::Opening { world, .. } => world,
+        }
+    }
+
     /// Whether the source of news is known. It is unknown while a connection is being opened and
     /// has no stream.
     pub(super) fn is_resolved(&self) -> bool {

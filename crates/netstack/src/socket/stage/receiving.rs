@@ -247,7 +247,7 @@ impl<C: Codec> Reader<C> {
     pub(in crate::socket) fn wait(&mut self) -> Result<(), C::Error> {
         let half = Arc::clone(&self.stage.half);
         let until = half.read_wait.begin();
-        until.retry(half.stream()?.waiting(), || self.fill())
+        until.retry(&half.world, half.stream()?.waiting(), || self.fill())
     }
 
     /// Copies text of one unit; 0 at the end of the stream, or if `into` is empty.

@@ -68,7 +68,8 @@ impl<C: Codec> Stage<C> {
         from: &[u8],
     ) -> Result<usize, C::Error> {
         let until = self.half.write_wait.begin();
-        until.retry(self.half.stream()?.waiting(), || self.write(from))
+        let half = &self.half;
+        until.retry(&half.world, half.stream()?.waiting(), || self.write(from))
     }
 
     /// Makes units of as much of `from` as there is room for. Seals them, or leaves that to

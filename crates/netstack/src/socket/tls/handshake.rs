@@ -331,7 +331,7 @@ impl TlsHandshake {
     fn read(&mut self, from: usize, waits: bool) -> Result<usize, SocketError> {
         let half = Arc::clone(self.stream.half());
         let until = self.patience(waits, &half.read_wait);
-        until.retry(half.stream()?.waiting(), || {
+        until.retry(&half.world, half.stream()?.waiting(), || {
             self.stream.try_read(&mut self.incoming[from..])
         })
     }
@@ -340,7 +340,7 @@ impl TlsHandshake {
     fn write(&mut self, waits: bool) -> Result<usize, SocketError> {
         let half = Arc::clone(self.stream.half());
         let until = self.patience(waits, &half.write_wait);
-        until.retry(half.stream()?.waiting(), || {
+        until.retry(&half.world, half.stream()?.waiting(), || {
             self.stream.try_write(&self.outgoing[self.sent..])
         })
     }

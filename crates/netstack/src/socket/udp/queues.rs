@@ -160,11 +160,11 @@ impl UdpShared {
     /// Tries to receive until a datagram arrives, an error occurs or the time is over.
     pub(super) fn receiving<T>(
         &self,
-        attempt: impl FnMut() -> Result<T, SocketError>,
+        mut attempt: impl FnMut() -> Result<T, SocketError>,
     ) -> Result<T, SocketError> {
         let until = self.read_wait.begin();
         if self.worlds.len() == 1 {
-            return until.retry(self.queue(0)?.waiting(), attempt);
+            return until.retry(self.world(), self.queue(0)?.waiting(), attempt);
         }
         let watch = || {
             for group in self.in_turn(None) {
@@ -173,7 +173,10 @@ impl UdpShared {
                 }
             }
         };
-        until.retry_after(watch, &self.news.event, attempt)
+        until.retry(self.world(), &self.news.event, || {
+            watch();
+            attempt()
+        })
     }
 
     /// As [`UdpShared::receiving`], for sending to `remote` or the peer.
@@ -183,7 +186,8 @@ impl UdpShared {
         remote: Option<SocketAddr>,
         attempt: impl FnMut() -> Result<(), SocketError>,
     ) -> Result<(), SocketError> {
-        until.retry(self.queue(self.group_of(remote))?.waiting(), attempt)
+        let queue = self.queue(self.group_of(remote))?;
+        until.retry(self.world(), queue.waiting(), attempt)
     }
 
     /// What precedes the record of a datagram from `local`, for a socket at all ports.
