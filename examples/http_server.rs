@@ -52,7 +52,7 @@
 //! 503.
 //!
 //! With `--poller` one thread serves all connections (10,000 and more) instead of one thread
-//! each, but answers GET and HEAD only.
+//! each; only a request with a body gets a separate thread.
 //!
 //! It supports GET, HEAD and PUT, persistent connections, bodies with `Content-Length` or in
 //! chunks, and `Expect: 100-continue`. It refuses paths that leave the folder by `..` or by a
@@ -65,7 +65,7 @@ mod client;
 mod files;
 #[path = "http_server/http.rs"]
 mod http;
-#[path = "http_server/polled.rs"]
+#[path = "common/polled.rs"]
 mod polled;
 #[path = "common/program.rs"]
 mod program;
@@ -78,10 +78,13 @@ mod stack;
 #[path = "common/watch.rs"]
 mod watch;
 
+use std::io::{self, Cursor, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::thread;
 
+use dominoes_netstack::poller::{Events, Interest, Token, Trigger};
 use dominoes_netstack::{Builder, ReadHalf, Stack, TcpListener, TcpStream, WriteHalf};
 
 use crate::program::{Arguments, Outcome};
@@ -181,7 +184,7 @@ fn run(options: &Options) -> Outcome<()> {
     );
     let server = thread::spawn(move || {
         if poller {
-            polled::serve(&listener, &root)
+            poll(&listener, &root, most)
         } else {
             accept(&listener, &root, most);
             Ok(())
@@ -200,6 +203,50 @@ fn accept(listener: &TcpListener, root: &Path, most: usize) {
     let next = || Some(listener.accept().ok()?.0);
     let begin = |stream: TcpStream| Ok(stream.split());
     serve::accept::<_, ReadHalf, _>(("http_server", most), next, begin, root);
+}
+
+/// Serves on one thread until the stack goes down; bodies on at most `most` others.
+fn poll(listener: &TcpListener, root: &Path, most: usize) -> io::Result<()> {
+    const LISTENER: Token = Token(0);
+    let files = Files {
+        root: Arc::from(root),
+        threads: serve::Threads::new("http_server", most),
+    };
+    let mut server = polled::Server::new(1, files)?;
+    let (readable, edge) = (Interest::READABLE, Trigger::Edge);
+    server
+        .poller()
+        .register(listener, LISTENER, readable, edge)?;
+    let mut events = Events::with_capacity(256);
+    loop {
+        server.poller().wait(&mut events, None);
+        for event in &events {
+            match event.token {
+                LISTENER if server.accept(listener).is_err() => return Ok(()),
+                LISTENER => {}
+                Token(connection) => server.go_on(connection),
+            }
+        }
+    }
+}
+
+/// The served folder.
+struct Files {
+    root: Arc<Path>,
+    threads: serve::Threads,
+}
+
+impl polled::Site for Files {
+    fn get(&self, path: &str) -> Result<http::Answer, http::Status> {
+        files::get(&self.root, path)
+    }
+
+    fn serve_body(&self, stream: TcpStream, input: Vec<u8>) {
+        self.threads.serve(&self.root, || {
+            let (reader, writer) = stream.split();
+            Ok((Cursor::new(input).chain(reader), writer))
+        });
+    }
 }
 
 impl serve::Writer for WriteHalf {

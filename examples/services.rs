@@ -61,6 +61,8 @@ mod http;
 mod iperf;
 #[path = "common/net.rs"]
 mod net;
+#[path = "common/polled.rs"]
+mod polled;
 #[path = "services/process.rs"]
 mod process;
 #[path = "common/program.rs"]
@@ -79,17 +81,23 @@ mod work;
 use std::io::{self, BufRead, Read, Write};
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::ExitCode;
+use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Duration;
 
+use dominoes_netstack::poller::{Events, Interest, Token, Trigger};
 use dominoes_netstack::stats::StackStats;
-use dominoes_netstack::{Builder, Sockets, Stack, TcpListener, UdpSocket, VariantKind};
+use dominoes_netstack::{
+    Builder, SocketError, Sockets, Stack, TcpListener, TcpStream, UdpSocket, VariantKind,
+};
 
 use net::{Connection, Listener};
+use polled::Server;
 use process::Process;
 use program::{Arguments, Outcome};
 use stack::StackOptions;
 use watch::watch;
+use web::Web;
 
 /// The most connections that wait for a service to accept them.
 const BACKLOG: u16 = 1024;
@@ -105,6 +113,13 @@ const DISCARD: u16 = 9;
 const NETSTAT: u16 = 15;
 const HTTP: u16 = 80;
 const IPERF: u16 = 5201;
+
+/// What the front thread waits for: these, other listeners, and connections.
+const WEB: Token = Token(0);
+const ECHOES: Token = Token(1);
+const DISCARDS: Token = Token(2);
+const OTHERS: usize = 3;
+const FIRST: usize = 100;
 
 fn main() -> ExitCode {
     let usage = [ABOUT, stack::device::USAGE, stack::USAGE, USAGE];
@@ -237,32 +252,23 @@ fn serve_over_linux(process: Option<Process>) -> Outcome<()> {
 /// Serves one connection.
 type Serve = fn(Connection) -> io::Result<()>;
 
-/// The listeners of all services, one thread each.
+/// The threads of all services.
 struct Services(Vec<thread::JoinHandle<()>>);
 
 impl Services {
     /// Starts the services; echoes datagrams to `groups`, too. `process`: with iperf3's streams.
     fn start(stack: &Stack, groups: &[IpAddr], process: Option<Process>) -> Outcome<Services> {
-        let services: [(u16, Serve); 3] = [(ECHO, echo), (DISCARD, discard), (HTTP, web::serve)];
+        let mut front = Front::new(stack, groups)?;
         let mut threads = Vec::new();
-        for (port, serve) in services {
-            let listener = Listener::Ours(stack.listen(port, BACKLOG)?);
+        for (port, serve) in [(ECHO, echo as Serve), (DISCARD, discard)] {
+            let listener = front.listen(stack, port)?;
             threads.push(thread::spawn(move || accept(&listener, serve)));
         }
-        let socket = stack.bind_udp(ECHO)?;
-        for group in groups {
-            match group {
-                IpAddr::V4(group) => socket.join_multicast_v4(group, &Ipv4Addr::UNSPECIFIED)?,
-                IpAddr::V6(group) => socket.join_multicast_v6(group, 0)?,
-            }
-        }
-        threads.push(thread::spawn(move || echo_datagrams(socket)));
-        let socket = stack.bind_udp(DISCARD)?;
-        threads.push(thread::spawn(move || discard_datagrams(socket)));
-        let (sockets, listener) = (stack.sockets(), stack.listen(NETSTAT, BACKLOG)?);
+        let (sockets, listener) = (stack.sockets(), front.listen(stack, NETSTAT)?);
         threads.push(thread::spawn(move || netstat(&sockets, &listener)));
-        let listener = Listener::Ours(stack.listen(IPERF, BACKLOG)?);
+        let listener = front.listen(stack, IPERF)?;
         threads.push(thread::spawn(move || iperf::serve(&listener, process)));
+        threads.push(thread::spawn(move || front.run()));
         Ok(Services(threads))
     }
 
@@ -272,6 +278,91 @@ impl Services {
             thread.join().map_err(|_| "a service panicked, see above")?;
         }
         Ok(())
+    }
+}
+
+/// The only thread that waits for the stack while no other service is in use: so it drives the
+/// stack itself. It serves HTTP and datagrams, and accepts for the others.
+struct Front {
+    server: Server<Web>,
+    listener: TcpListener,
+    echoes: UdpSocket,
+    discards: UdpSocket,
+    /// Listeners, and where their connections go.
+    others: Vec<(TcpListener, Sender<TcpStream>)>,
+}
+
+impl Front {
+    fn new(stack: &Stack, groups: &[IpAddr]) -> Outcome<Front> {
+        let listener = stack.listen(HTTP, BACKLOG)?;
+        let (echoes, discards) = (stack.bind_udp(ECHO)?, stack.bind_udp(DISCARD)?);
+        for group in groups {
+            match group {
+                IpAddr::V4(group) => echoes.join_multicast_v4(group, &Ipv4Addr::UNSPECIFIED)?,
+                IpAddr::V6(group) => echoes.join_multicast_v6(group, 0)?,
+            }
+        }
+        let server = Server::new(FIRST, Web)?;
+        let (poller, readable, edge) = (server.poller(), Interest::READABLE, Trigger::Edge);
+        poller.register(&listener, WEB, readable, edge)?;
+        poller.register(&echoes, ECHOES, readable, edge)?;
+        poller.register(&discards, DISCARDS, readable, edge)?;
+        Ok(Front {
+            server,
+            listener,
+            echoes,
+            discards,
+            others: Vec::new(),
+        })
+    }
+
+    /// Listens for a service with a separate thread.
+    fn listen(&mut self, stack: &Stack, port: u16) -> Outcome<Listener> {
+        let listener = stack.listen(port, BACKLOG)?;
+        let token = Token(OTHERS + self.others.len());
+        let poller = self.server.poller();
+        poller.register(&listener, token, Interest::READABLE, Trigger::Edge)?;
+        let (give, given) = mpsc::channel();
+        self.others.push((listener, give));
+        Ok(Listener::Given(given))
+    }
+
+    /// Serves until the stack goes down.
+    fn run(mut self) {
+        let mut events = Events::with_capacity(256);
+        let mut bytes = vec![0; DATAGRAM];
+        loop {
+            self.server.poller().wait(&mut events, None);
+            for event in &events {
+                let done = match event.token {
+                    WEB => self.server.accept(&self.listener),
+                    ECHOES => echo_datagrams(&mut self.echoes, &mut bytes),
+                    DISCARDS => discard_datagrams(&mut self.discards),
+                    Token(token) => match token.checked_sub(OTHERS) {
+                        Some(other) if token < FIRST => self.accept(other),
+                        _ => {
+                            self.server.go_on(token);
+                            Ok(())
+                        }
+                    },
+                };
+                if done.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn accept(&self, other: usize) -> Result<(), SocketError> {
+        let (listener, give) = &self.others[other];
+        loop {
+            match listener.try_accept() {
+                // Its thread ends with the stack.
+                Ok((stream, _)) => drop(give.send(stream)),
+                Err(SocketError::WouldBlock) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
     }
 }
 
@@ -303,25 +394,34 @@ fn echo(stream: Connection) -> io::Result<()> {
     Ok(())
 }
 
-/// Sends every datagram back, until the stack goes down.
-fn echo_datagrams(socket: UdpSocket) {
-    let mut bytes = vec![0; DATAGRAM];
-    while let Ok((len, from)) = socket.recv_from(&mut bytes) {
-        // A sender that cannot be reached gets no echo, and neither does port 0.
-        if from.port() != 0 {
-            let _ = socket.send_to(&bytes[..len], from);
+/// Sends every datagram back that has arrived.
+fn echo_datagrams(socket: &mut UdpSocket, bytes: &mut [u8]) -> Result<(), SocketError> {
+    loop {
+        match socket.try_recv_from(bytes) {
+            // A sender that cannot be reached gets no echo, and neither does port 0.
+            Ok((len, from)) if from.port() != 0 => drop(socket.try_send_to(&bytes[..len], from)),
+            Ok(_) => {}
+            Err(SocketError::WouldBlock) => return Ok(()),
+            Err(SocketError::Down) => return Err(SocketError::Down),
+            Err(_) => {}
         }
     }
 }
 
-/// Discards datagrams until the stack goes down.
-fn discard_datagrams(socket: UdpSocket) {
-    while socket.recv_from(&mut []).is_ok() {}
+/// Discards the datagrams that have arrived.
+fn discard_datagrams(socket: &mut UdpSocket) -> Result<(), SocketError> {
+    loop {
+        match socket.try_recv_from(&mut []) {
+            Err(SocketError::WouldBlock) => return Ok(()),
+            Err(SocketError::Down) => return Err(SocketError::Down),
+            _ => {}
+        }
+    }
 }
 
 /// Sends the counters of the stack to each client.
-fn netstat(sockets: &Sockets, listener: &TcpListener) {
-    while let Ok((mut stream, _)) = listener.accept() {
+fn netstat(sockets: &Sockets, listener: &Listener) {
+    while let Ok(mut stream) = listener.accept() {
         let StackStats { pump, state, .. } = sockets.stats();
         let sums = [
             ("looked_at", pump.inputs()),

@@ -38,7 +38,7 @@ const PARTS: [Part; 10] = [
     part("crates/preload", 8_800, 4_000),
     part("crates/testkit", 3_500, 3_000),
     part("tests", 21_700, 11_500),
-    part("examples", 9_000, 5_000),
+    part("examples", 9_300, 5_000),
     part("fuzz", 4_700, 3_500),
 ];
 

@@ -1,8 +1,9 @@
 //! Sockets of our stack, or Linux' own for comparison.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown};
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 
 use dominoes_netstack::framed::{FramedStream, FramedWriteHalf, UnitProcessor};
 use dominoes_netstack::{TcpListener, TcpStream, WriteHalf};
@@ -37,6 +38,12 @@ impl Writer for std::net::TcpStream {
     }
 }
 
+impl Writer for Box<dyn Writer + Send> {
+    fn shutdown(&mut self) {
+        (**self).shutdown();
+    }
+}
+
 impl<W: Writer> Writer for Making<W> {
     fn shutdown(&mut self) {
         self.inner.shutdown();
@@ -48,7 +55,11 @@ pub(crate) type Halves = (Box<dyn BufRead + Send>, Box<dyn Writer + Send>);
 
 /// A listening socket.
 pub(crate) enum Listener {
+    #[allow(dead_code, reason = "not every example listens here")]
     Ours(TcpListener),
+    /// Another thread accepts.
+    #[allow(dead_code, reason = "one example accepts so")]
+    Given(Receiver<TcpStream>),
     Linux(std::net::TcpListener),
 }
 
@@ -63,6 +74,10 @@ impl Listener {
     pub(crate) fn accept(&self) -> io::Result<Connection> {
         Ok(match self {
             Listener::Ours(listener) => Connection::Ours(listener.accept()?.0),
+            Listener::Given(accepted) => {
+                let accepted = accepted.recv();
+                Connection::Ours(accepted.map_err(|_| ErrorKind::NotConnected)?)
+            }
             Listener::Linux(listener) => {
                 let stream = listener.accept()?.0;
                 stream.set_nodelay(true)?;

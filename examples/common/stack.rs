@@ -278,9 +278,6 @@ pub(crate) fn builder(addr: &str, threads: Threads) -> Builder {
     let mut limits = Limits::default();
     // A connection that we close first stays in TIME-WAIT for a minute.
     limits.connections = 2048;
-    // A sender on this machine fills the default of 1 MiB while our threads sleep for a moment.
-    // Then each acknowledgment runs its TCP on our thread, and its copies, too.
-    limits.receive_buffer = 4 << 20;
     threads.set_on(Stack::builder(addr)).limits(limits)
 }
 

@@ -106,7 +106,7 @@ pub(crate) fn get(root: &Path, path: &str) -> Result<Answer, Status> {
     Ok(Answer {
         status: Status::OK,
         kind,
-        content: Content::File(file, len),
+        content: Content::Bytes(Box::new(file), len),
     })
 }
 

@@ -1,6 +1,5 @@
 //! The parts of HTTP/1.1 that serving files needs: heads (parsed by `httparse`), bodies, answers.
 
-use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
 
 /// Longest head of a request, and longest line within a chunked body, in bytes.
@@ -265,7 +264,8 @@ pub(crate) struct Answer {
 
 pub(crate) enum Content {
     Text(String),
-    File(File, u64),
+    /// So many bytes.
+    Bytes(Box<dyn Read + Send>, u64),
 }
 
 impl From<Status> for Answer {
@@ -298,7 +298,7 @@ impl Answer {
         write!(writer, "{}", lasts.line())?;
         let len = match content {
             Content::Text(text) => text.len() as u64,
-            Content::File(_, len) => *len,
+            Content::Bytes(_, len) => *len,
         };
         if code != Status::NO_CONTENT.0 {
             write!(writer, "Content-Type: {kind}\r\nContent-Length: {len}\r\n")?;
@@ -316,9 +316,9 @@ impl Answer {
         match self.content {
             _ if head_only => {}
             Content::Text(text) => writer.write_all(text.as_bytes())?,
-            Content::File(file, len) => {
-                if io::copy(&mut file.take(len), writer)? < len {
-                    // The file became shorter, so the connection has to be broken.
+            Content::Bytes(bytes, len) => {
+                if io::copy(&mut bytes.take(len), writer)? < len {
+                    // A file became shorter, so the connection has to be broken.
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
             }

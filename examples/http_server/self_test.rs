@@ -15,7 +15,7 @@ use crate::http::Status;
 use crate::program::Outcome;
 use crate::serve::CONNECTIONS;
 use crate::stack::Threads;
-use crate::{accept, builder, polled};
+use crate::{accept, builder, poll};
 
 /// Runs a server and a client on two stacks, joined in memory.
 pub(crate) fn run(threads: Threads) -> Outcome<()> {
@@ -87,7 +87,7 @@ fn run_polled(threads: Threads, root: &Path) -> Outcome<()> {
     let listener = server.listen(80, 64)?;
     let serving = {
         let root = root.to_owned();
-        thread::spawn(move || polled::serve(&listener, &root))
+        thread::spawn(move || poll(&listener, &root, MANY))
     };
     let start = Instant::now();
     let clients = (0..POLLED).map(|_| connect(&client, 80));

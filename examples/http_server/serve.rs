@@ -23,27 +23,35 @@ pub(crate) trait Writer: Write {
     fn shutdown(&mut self);
 }
 
-/// Accepts connections by `accept` until it returns `None`, and serves each on a separate thread,
-/// which calls `begin` first. Serves up to `most` at a time and turns others away. Messages begin
-/// with `name`.
-pub(crate) fn accept<S: Send + 'static, R: BufRead, W: Writer>(
-    (name, most): (&str, usize),
-    mut accept: impl FnMut() -> Option<S>,
-    begin: impl Fn(S) -> io::Result<(R, W)> + Clone + Send + 'static,
-    root: &Path,
-) {
-    let root: Arc<Path> = Arc::from(root);
-    let busy = Arc::new(AtomicUsize::new(0));
-    while let Some(stream) = accept() {
-        let (root, busy, begin) = (Arc::clone(&root), Arc::clone(&busy), begin.clone());
-        // Only this thread increments, so the bound holds.
-        let full = busy.fetch_add(1, Relaxed) >= most;
+/// Starts threads for connections, up to `most` at a time.
+pub(crate) struct Threads {
+    /// Of messages.
+    pub(crate) name: &'static str,
+    pub(crate) most: usize,
+    busy: Arc<AtomicUsize>,
+}
+
+impl Threads {
+    pub(crate) fn new(name: &'static str, most: usize) -> Threads {
+        let busy = Arc::default();
+        Threads { name, most, busy }
+    }
+
+    /// Serves the halves that `begin` returns, on a separate thread, or turns the client away.
+    pub(crate) fn serve<R: BufRead, W: Writer>(
+        &self,
+        root: &Arc<Path>,
+        begin: impl FnOnce() -> io::Result<(R, W)> + Send + 'static,
+    ) {
+        let (root, busy) = (Arc::clone(root), Arc::clone(&self.busy));
+        // Only one thread increments, so the bound holds.
+        let full = busy.fetch_add(1, Relaxed) >= self.most;
         let slot = Slot(busy);
         let spawned = thread::Builder::new()
             .name("connection".to_owned())
             .spawn(move || {
                 // The client notices if its connection breaks.
-                let _ = begin(stream).and_then(|(reader, writer)| {
+                let _ = begin().and_then(|(reader, writer)| {
                     if full {
                         turn_away(writer)
                     } else {
@@ -53,8 +61,25 @@ pub(crate) fn accept<S: Send + 'static, R: BufRead, W: Writer>(
                 drop(slot);
             });
         if let Err(error) = spawned {
-            eprintln!("{name}: no thread for a connection: {error}");
+            eprintln!("{}: no thread for a connection: {error}", self.name);
         }
+    }
+}
+
+/// Accepts connections by `accept` until it returns `None`, and serves each on a separate thread,
+/// which calls `begin` first. Serves up to `most` at a time and turns others away. Messages begin
+/// with `name`.
+pub(crate) fn accept<S: Send + 'static, R: BufRead, W: Writer>(
+    (name, most): (&'static str, usize),
+    mut accept: impl FnMut() -> Option<S>,
+    begin: impl Fn(S) -> io::Result<(R, W)> + Clone + Send + 'static,
+    root: &Path,
+) {
+    let root: Arc<Path> = Arc::from(root);
+    let threads = Threads::new(name, most);
+    while let Some(stream) = accept() {
+        let begin = begin.clone();
+        threads.serve(&root, move || begin(stream));
     }
 }
 

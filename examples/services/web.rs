@@ -1,19 +1,50 @@
 //! HTTP: serves bytes, and answers with the SHA-256 of received bytes.
 
-use std::io::{self, BufRead, BufWriter, Read, Write};
+use std::io::{self, BufRead, BufWriter, Cursor, Read, Write};
+use std::thread;
 
+use dominoes_netstack::TcpStream;
 use sha2::{Digest, Sha256};
 
 use crate::CHUNK;
-use crate::http::{Answer, Body, Lasts, Request, Status};
-use crate::net::Connection;
+use crate::http::{Answer, Body, Content, Lasts, Request, Status};
+use crate::net::{Connection, Writer};
+use crate::polled::Site;
 
 /// Bytes read and discarded after a final answer, so that the client can receive it.
 const LINGER: u64 = 16 << 20;
 
+/// What HTTP serves.
+pub(crate) struct Web;
+
+impl Site for Web {
+    fn get(&self, path: &str) -> Result<Answer, Status> {
+        let number = path.strip_prefix("/bytes/").ok_or(Status::NOT_FOUND)?;
+        let len = number.parse().map_err(|_| Status::BAD)?;
+        Ok(Answer {
+            status: Status::OK,
+            kind: "application/octet-stream",
+            content: Content::Bytes(Box::new(Pattern { at: 0 }), len),
+        })
+    }
+
+    fn serve_body(&self, stream: TcpStream, input: Vec<u8>) {
+        let (reader, writer) = stream.split();
+        // The client notices if its connection breaks.
+        let serve = move || serve_halves(Cursor::new(input).chain(reader), writer);
+        if let Err(error) = thread::Builder::new().spawn(serve) {
+            eprintln!("services: no thread for a connection: {error}");
+        }
+    }
+}
+
 /// Answers requests until the connection ends.
 pub(crate) fn serve(stream: Connection) -> io::Result<()> {
-    let (mut reader, writer) = stream.split()?;
+    let (reader, writer) = stream.split()?;
+    serve_halves(reader, writer)
+}
+
+fn serve_halves(mut reader: impl BufRead, writer: impl Writer) -> io::Result<()> {
     let mut writer = BufWriter::with_capacity(CHUNK, writer);
     loop {
         let request = match Request::read(&mut reader) {
@@ -25,15 +56,9 @@ pub(crate) fn serve(stream: Connection) -> io::Result<()> {
             }
         };
         let mut body = Body::new(&mut reader, request.framing);
-        let answer = answer(&request, &mut body, &mut writer);
+        let answer = answer(&request, &mut body, &mut writer).unwrap_or_else(Answer::from);
         let lasts = request.lasts.if_read(body.is_read());
-        match answer {
-            Ok(Some(len)) => send(&mut writer, len, request.method == "HEAD", lasts)?,
-            Ok(None) => {}
-            Err(status) => {
-                Answer::from(status).send(&mut writer, request.method == "HEAD", lasts)?
-            }
-        }
+        answer.send(&mut writer, request.method == "HEAD", lasts)?;
         if lasts == Lasts::No {
             break;
         }
@@ -45,20 +70,13 @@ pub(crate) fn serve(stream: Connection) -> io::Result<()> {
     Ok(())
 }
 
-/// Answers a request, or returns the number of bytes to send.
 fn answer(
     request: &Request,
     body: &mut Body<'_, impl BufRead>,
     writer: &mut impl Write,
-) -> Result<Option<u64>, Status> {
+) -> Result<Answer, Status> {
     match &*request.method {
-        "GET" | "HEAD" => {
-            let number = request
-                .path
-                .strip_prefix("/bytes/")
-                .ok_or(Status::NOT_FOUND)?;
-            number.parse().map(Some).map_err(|_| Status::BAD)
-        }
+        "GET" | "HEAD" => Web.get(&request.path),
         "POST" | "PUT" if request.path == "/sum" => {
             if request.expects_continue && !body.is_read() {
                 writer.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
@@ -66,15 +84,36 @@ fn answer(
             }
             let mut hash = Sha256::new();
             io::copy(body, &mut hash)?;
-            Answer::text(Status::OK, format!("{}\n", hex(&hash.finalize()))).send(
-                writer,
-                false,
-                request.lasts,
-            )?;
-            Ok(None)
+            Ok(Answer::text(
+                Status::OK,
+                format!("{}\n", hex(&hash.finalize())),
+            ))
         }
         "POST" | "PUT" => Err(Status::NOT_FOUND),
         _ => Err(Status::NOT_IMPLEMENTED),
+    }
+}
+
+/// The bytes of `/bytes/` from a position on.
+struct Pattern {
+    at: u64,
+}
+
+impl Read for Pattern {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        // The pattern is made of words.
+        let into_word = (self.at % 8) as usize;
+        if into_word == 0 {
+            fill_pattern(self.at, into);
+            self.at += into.len() as u64;
+            return Ok(into.len());
+        }
+        let mut word = [0; 8];
+        fill_pattern(self.at - into_word as u64, &mut word);
+        let len = into.len().min(8 - into_word);
+        into[..len].copy_from_slice(&word[into_word..][..len]);
+        self.at += len as u64;
+        Ok(len)
     }
 }
 
@@ -94,30 +133,4 @@ pub(crate) fn fill_pattern(from: u64, into: &mut [u8]) {
         let bytes = (mixed ^ (mixed >> 31)).to_le_bytes();
         word.copy_from_slice(&bytes[..word.len()]);
     }
-}
-
-fn send(writer: &mut impl Write, len: u64, head_only: bool, lasts: Lasts) -> io::Result<()> {
-    write!(
-        writer,
-        "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: {len}\r\n{}\r\n",
-        lasts.line()
-    )?;
-    let mut chunk = vec![
-        0;
-        if head_only {
-            0
-        } else {
-            CHUNK.min(len as usize)
-        }
-    ];
-    let mut at = if head_only { len } else { 0 };
-    while at < len {
-        let now = chunk
-            .len()
-            .min(usize::try_from(len - at).unwrap_or(usize::MAX));
-        fill_pattern(at, &mut chunk[..now]);
-        writer.write_all(&chunk[..now])?;
-        at += now as u64;
-    }
-    writer.flush()
 }
