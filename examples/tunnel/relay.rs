@@ -2,13 +2,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::net::{self, IpAddr, Shutdown, SocketAddr};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
 use dominoes_netstack::{AnyListener, Arriving, Connecting, Datagram, Stack, TcpStream, UdpSocket};
-use mio::event::Source;
-use mio::{Poll, net};
 
 use crate::socks::{self, ASSOCIATE, CONNECT, Upstream};
 
@@ -22,7 +21,6 @@ const SECOND: Duration = Duration::from_secs(1);
 const DNS: u16 = 53;
 /// Datagrams of a session that wait for a SOCKS5 server, and the length of each, in bytes.
 const EARLY: (usize, usize) = (8, 2048);
-const BOTH: mio::Interest = mio::Interest::READABLE.add(mio::Interest::WRITABLE);
 /// The sockets of the stack that serve all. The numbers of flows follow.
 const ARRIVALS: usize = 0;
 const DATAGRAMS: usize = 1;
@@ -57,7 +55,6 @@ struct Session {
 
 pub(crate) struct Relay {
     route: Route,
-    poll: Poll,
     poller: Poller,
     arrivals: AnyListener,
     datagrams: UdpSocket,
@@ -74,20 +71,15 @@ pub(crate) struct Relay {
 
 impl Relay {
     pub(crate) fn new(stack: &Stack, route: Route) -> io::Result<Relay> {
-        let (poll, mut poller) = (Poll::new()?, Poller::new()?);
+        let poller = Poller::new()?;
         let arrivals = stack.sockets().listen_any(MOST)?;
         let datagrams = stack.sockets().bind_any()?;
         datagrams.set_nonblocking(true)?;
         let (readable, level) = (Interest::READABLE, Trigger::Level);
         poller.register(&arrivals, Token(ARRIVALS), readable, level)?;
         poller.register(&datagrams, Token(DATAGRAMS), readable, level)?;
-        // The poller of the stack is one more socket for the one of the kernel.
-        let ours = mio::Token(usize::MAX);
-        poll.registry()
-            .register(&mut poller, ours, mio::Interest::READABLE)?;
         Ok(Relay {
             route,
-            poll,
             poller,
             arrivals,
             datagrams,
@@ -102,20 +94,11 @@ impl Relay {
 
     /// Carries until the stack ends.
     pub(crate) fn run(&mut self) -> io::Result<()> {
-        let (mut kernels, mut ours) = (
-            mio::Events::with_capacity(1024),
-            Events::with_capacity(1024),
-        );
-        let mut swept = Instant::now();
+        let (mut events, mut swept) = (Events::with_capacity(1024), Instant::now());
         loop {
-            match self.poll.poll(&mut kernels, Some(SECOND)) {
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                waited => waited?,
-            }
-            self.poller.events(&mut ours);
-            let news = kernels.iter().map(|event| event.token().0);
-            for id in news.chain(ours.iter().map(|event| event.token.0)) {
-                match id {
+            self.poller.wait(&mut events, Some(SECOND));
+            for event in events.iter() {
+                match event.token.0 {
                     ARRIVALS => self.arrive()?,
                     DATAGRAMS => self.receive()?,
                     id => {
@@ -144,16 +127,17 @@ impl Relay {
         self.next_id
     }
 
-    /// Waits for a socket of the kernel, too.
-    fn watch(&self, socket: &mut impl Source, id: usize) -> io::Result<()> {
-        self.poll.registry().register(socket, mio::Token(id), BOTH)
+    fn watch(&self, socket: &impl AsFd, id: usize) -> io::Result<()> {
+        let (token, both) = (Token(id), Interest::BOTH);
+        self.poller
+            .register_descriptor(socket, token, both, Trigger::Edge)
     }
 
     /// As if there were news of a socket, if it is ready.
-    fn watch_again(&self, socket: &mut impl Source, id: usize) -> io::Result<()> {
-        self.poll
-            .registry()
-            .reregister(socket, mio::Token(id), BOTH)
+    fn watch_again(&self, socket: &impl AsFd, id: usize) -> io::Result<()> {
+        let (token, both) = (Token(id), Interest::BOTH);
+        self.poller
+            .modify_descriptor(socket, token, both, Trigger::Edge)
     }
 
     /// Takes SYNs, and begins to connect to their destinations.
@@ -164,8 +148,8 @@ impl Relay {
             };
             let id = self.new_id();
             let begun = Upstream::begin(self.route.socks, arriving.destination(), CONNECT);
-            let watched = begun.and_then(|mut upstream| {
-                self.watch(&mut upstream.stream, id)?;
+            let watched = begun.and_then(|upstream| {
+                self.watch(&upstream.stream, id)?;
                 Ok(upstream)
             });
             match watched {
@@ -215,16 +199,17 @@ impl Relay {
         let socks = self.route.socks.filter(|_| dns.is_none());
         let open = || -> io::Result<Flow> {
             let to = dns.or(socks).unwrap_or(ends.1);
-            let mut socket = net::UdpSocket::bind(any(to))?;
+            let socket = net::UdpSocket::bind(any(to))?;
+            socket.set_nonblocking(true)?;
             let mut server = None;
             if socks.is_some() {
-                let mut begun = Upstream::begin(socks, any(to), ASSOCIATE)?;
-                self.watch(&mut begun.stream, id)?;
+                let begun = Upstream::begin(socks, any(to), ASSOCIATE)?;
+                self.watch(&begun.stream, id)?;
                 server = Some(begun);
             } else {
                 socket.connect(to)?;
             }
-            self.watch(&mut socket, id)?;
+            self.watch(&socket, id)?;
             let (used, early) = (Instant::now(), Vec::new());
             Ok(Flow::Udp(Session {
                 socket,
@@ -267,7 +252,7 @@ impl Relay {
             },
             Flow::Open(mut ours, mut kernels, mut ended) => {
                 match carry(&mut ours, &mut kernels, &mut ended, &mut self.buffer) {
-                    Ok(true) => self.watch_again(&mut kernels, id)?,
+                    Ok(true) => self.watch_again(&kernels, id)?,
                     Ok(false) if ended != [true; 2] => {}
                     Ok(false) => return Ok(None),
                     Err(_) => {
@@ -286,7 +271,7 @@ impl Relay {
                     // A full queue drops it.
                     let _ = self.datagrams.send_from(data, far, client);
                 }
-                self.watch_again(&mut session.socket, id)?;
+                self.watch_again(&session.socket, id)?;
                 Flow::Udp(session)
             }
         }))

@@ -1,9 +1,11 @@
 //! The client's side of SOCKS5 (RFC 1928), without authentication, over a socket that never waits.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 
-use mio::net;
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
 
 use crate::relay::now;
 
@@ -13,7 +15,7 @@ pub(crate) const ASSOCIATE: u8 = 3;
 
 /// A connection of the kernel to a destination, perhaps through a SOCKS5 server.
 pub(crate) struct Upstream {
-    pub(crate) stream: net::TcpStream,
+    pub(crate) stream: TcpStream,
     /// Our words to the server and how many of their bytes were sent, and its answer so far.
     socks: Option<(Vec<u8>, usize, Vec<u8>)>,
     /// The address that the server has for us.
@@ -26,7 +28,7 @@ impl Upstream {
         to: SocketAddr,
         command: u8,
     ) -> io::Result<Upstream> {
-        let stream = net::TcpStream::connect(socks.unwrap_or(to))?;
+        let stream = begin_connect(socks.unwrap_or(to))?;
         let words = [&[5, 1, 0, 5, command, 0][..], &address(to)].concat();
         let socks = socks.map(|_| (words, 0, Vec::new()));
         let bound = None;
@@ -78,6 +80,20 @@ impl Upstream {
             }
         }
         Ok(server.is_some())
+    }
+}
+
+/// A socket that never waits, with a connection that is being opened.
+fn begin_connect(to: SocketAddr) -> io::Result<TcpStream> {
+    let family = match to {
+        SocketAddr::V4(_) => AddressFamily::Inet,
+        SocketAddr::V6(_) => AddressFamily::Inet6,
+    };
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let socket = socket(family, SockType::Stream, flags, None)?;
+    match connect(socket.as_raw_fd(), &SockaddrStorage::from(to)) {
+        Ok(()) | Err(Errno::EINPROGRESS) => Ok(socket.into()),
+        Err(error) => Err(error.into()),
     }
 }
 
