@@ -11,9 +11,11 @@
 //!    numbers. The runs of a batch are published together, so they wait until the log has room for
 //!    all of them.
 //!
-//! So the log has the device's order, and a worker that fails between two steps delays nothing
-//! for longer than [`HELP_AFTER`]. By default the worker that parsed a batch is the primary of its
-//! requests: it has the headers in its cache.
+//! So the log has batches in the device's order, and a worker that fails between two steps delays
+//! nothing for longer than [`HELP_AFTER`]. Within a batch, the segments of a flow keep their order.
+//! Runs of different flows may change places, and all other frames (datagrams, fragments, ARP)
+//! follow the runs. By default the worker that parsed a batch is the primary of its requests: it
+//! has the headers in its cache.
 
 use core::sync::atomic::Ordering;
 

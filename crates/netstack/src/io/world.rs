@@ -1,7 +1,9 @@
 //! The state that applications, pumps and primaries share: streams, transmit slots, queues.
 //!
-//! None of it is protocol state. Several threads contend only for the queues, and no data frame
-//! goes through a queue.
+//! None of it is protocol state. No data frame goes through a queue on its way from or to the
+//! device; only frames to ourselves do (`Mailbox::looped`). The mutexes guard the socket table,
+//! changed addresses, registered units and posted counters. No worker takes one for each segment or
+//! datagram, and none waits to post counters.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -34,9 +34,12 @@
 //! `send.rs` numbers the frames. `recovery.rs` detects loss and schedules retransmissions, with the
 //! scoreboard in `scoreboard.rs` and the times in `rack.rs`; `undo.rs` reverts a reduction of the
 //! window if nothing was lost. `pmtu.rs` handles ICMP errors and the path MTU, `cookie.rs` does
-//! handshakes without state, `pacing.rs` spreads what is sent over time. `reassembly.rs`,
-//! `retransmit.rs` and `congestion` are arithmetic; `user.rs` holds the calls of the application.
-//! `delayed_ack.rs` decides when received data is acknowledged.
+//! handshakes without state, `pacing.rs` spreads what is sent over time. `retransmit.rs` estimates
+//! the timeout, handles every timer that is due, and ends a connection that failed; `keepalive.rs`
+//! has the rules of the keepalive timer. `delayed_ack.rs` decides when received data is
+//! acknowledged, `autotune.rs` widens the receive window, `ecn.rs` handles congestion marks.
+//! `reassembly.rs` and `congestion` are arithmetic; `user.rs` holds the calls of the application,
+//! `fields.rs` the list of all fields.
 //!
 //! # Departures from the RFCs
 //!
