@@ -351,7 +351,7 @@ mod tests {
             // `single` has no bound of requests in flight.
             let is_single = *kind == VariantKind::Single;
             let (short, allowed) = match kind {
-                VariantKind::Replicated => (true, "a power of two, at least 16"),
+                VariantKind::Replicated => (true, "a power of two from 16 to 2^20"),
                 _ => (is_single, "a power of two, 64 to 65536"),
             };
             for (log, is_valid) in [(16, short), (64, true), (100, is_single)] {
