@@ -26,45 +26,25 @@ pub(super) struct StoredSection {
     pub measures: Measures,
 }
 
-/// The root README's figures: the words before each, its section, and its measure.
+/// The root README's figures of `scalability`: the words before each, its section, and its measure.
 const HEADLINES: [(&str, &str, &str); 8] = [
+    ("| receive |", "tcp-rx", "receive on 2 cores / single, near"),
     (
-        "Receiving on two cores is ",
-        "tcp-rx",
-        "receive on 2 cores / single, near",
-    ),
-    (
-        "times as fast as on one, ",
+        "|",
         "tcp-rx",
         "receive on 2 cores / the better locked, near",
     ),
+    ("|", "tcp-rx", "receive on 2 cores / smoltcp, near"),
+    ("| send |", "tcp-tx", "send on 2 cores / single, near"),
+    ("|", "tcp-tx", "send on 2 cores / the better locked, near"),
+    ("|", "tcp-tx", "send on 2 cores / smoltcp, near"),
     (
-        "times as fast as a lock on two, and ",
-        "tcp-rx",
-        "receive on 2 cores / smoltcp, near",
-    ),
-    (
-        "Sending on two cores is ",
-        "tcp-tx",
-        "send on 2 cores / single, near",
-    ),
-    (
-        "times as fast as on one, ",
-        "tcp-tx",
-        "send on 2 cores / the better locked, near",
-    ),
-    (
-        "times as fast as that lock, and ",
-        "tcp-tx",
-        "send on 2 cores / smoltcp, near",
-    ),
-    (
-        "Two cores receive a TLS stream ",
+        "| receive TLS |",
         "tls",
         "receive, AES-256-GCM: 2 workers / 1, near",
     ),
     (
-        "times as fast as one, and send it ",
+        "| send TLS |",
         "tls",
         "send, AES-256-GCM: 2 workers / 1, near",
     ),
@@ -193,26 +173,59 @@ mod tests {
         })
     }
 
+    /// Linux' rate, ours with one replica and by default, and the ratio, if `row` was measured.
+    fn field_values(measures: &Measures, row: &str) -> Option<[String; 4]> {
+        let values = FIELD_VALUES.map(|value| measures.get(&format!("{row}: {value}")));
+        let [Some(linux), Some(one), Some(auto), Some(ratio)] = values else {
+            return None;
+        };
+        let [linux, one, auto] = [linux, one, auto].map(|rate| match rate.ours.median {
+            rate if rate < 100.0 => format!("{rate:.1}"),
+            rate => format!("{rate:.0}"),
+        });
+        let ratio = match ratio.disturbed {
+            true => format!("{:.2} (disturbed)", ratio.ours.median),
+            false => ratio.ours.to_string(),
+        };
+        Some([linux, one, auto, ratio])
+    }
+
     /// The README's table of `field`: the rows that were measured.
     fn field_rows(measures: &Measures) -> String {
         let mut rows = String::from(FIELD_HEAD);
         for (row, words) in rows_of_field() {
-            let values = FIELD_VALUES.map(|value| measures.get(&format!("{row}: {value}")));
-            let [Some(linux), Some(one), Some(auto), Some(ratio)] = values else {
-                continue;
-            };
-            let [linux, one, auto] = [linux, one, auto].map(|rate| match rate.ours.median {
-                rate if rate < 100.0 => format!("{rate:.1}"),
-                rate => format!("{rate:.0}"),
-            });
-            let ratio = match ratio.disturbed {
-                true => format!("{:.2} (disturbed)", ratio.ours.median),
-                false => ratio.ours.to_string(),
-            };
-            rows += &format!("| {words} | {linux} | {one} | {auto} | {ratio} |\n");
+            if let Some(values) = field_values(measures, &row) {
+                rows += &format!("| {words} | {} |\n", values.join(" | "));
+            }
         }
         rows
     }
+
+    /// The root README's table of `field`.
+    fn root_rows(measures: &Measures) -> String {
+        let mut rows = String::from(ROOT_HEAD);
+        for (row, words) in ROOT_ROWS {
+            let values = field_values(measures, &format!("packet, large: {row}"));
+            let values = values.unwrap_or_else(|| panic!("{row} is not measured"));
+            rows += &format!("| {words} | {} |\n", values[..3].join(" | "));
+        }
+        rows
+    }
+
+    /// The rows of `field` in the root README, and its words for them.
+    const ROOT_ROWS: [(&str, &str); 5] = [
+        ("iperf3, receive", "`iperf3`, we receive"),
+        ("iperf3, send", "`iperf3`, we send"),
+        ("wrk-1000, send", "`wrk`, 1000 connections (Linux: nginx)"),
+        ("search, receive", "`iperf3`, a search for 100 strings"),
+        (
+            "ingest, receive",
+            "`curl -T` to `ingest`: BLAKE3 and a search",
+        ),
+    ];
+    const ROOT_HEAD: &str = "\
+        | client | Linux | 1 replica | default |\n\
+        |---|---|---|---|\n";
 
     const FIELD_HEAD: &str = "\
         | client | Linux | ours, one replica | ours, default | default over Linux |\n\
@@ -288,15 +301,21 @@ mod tests {
             }
         }
         if let Some(field) = stored.sections.get("field") {
-            let from = readme.find(FIELD_HEAD).expect("the table of `field`");
-            let len = readme[from..].find("\n\n").expect("text after it") + 1;
             let rows = field_rows(&field.measures);
-            if readme[from..][..len] != rows {
+            if replace(&mut readme, FIELD_HEAD, &rows) {
                 wrong.push("the table of `field`");
-                readme.replace_range(from..from + len, &rows);
             }
         }
         compare(&file, &readme, &wrong);
+    }
+
+    /// Replaces the table with this head. Returns whether that changed it.
+    fn replace(page: &mut String, head: &str, rows: &str) -> bool {
+        let from = page.find(head).expect("the table is there");
+        let len = page[from..].find("\n\n").expect("text after it") + 1;
+        let differs = page[from..][..len] != *rows;
+        page.replace_range(from..from + len, rows);
+        differs
     }
 
     /// Writes the README of the stored run if `UPDATE_README` is set; else nothing may be wrong.
@@ -341,6 +360,11 @@ mod tests {
                 wrong.push(format!("{before}{is}"));
                 readme.replace_range(at..at + end, &is);
             }
+        }
+        if let Some(field) = stored.sections.get("field")
+            && replace(&mut readme, ROOT_HEAD, &root_rows(&field.measures))
+        {
+            wrong.push("the table of `field`".to_owned());
         }
         compare(&file, &readme, &wrong);
     }
