@@ -51,7 +51,7 @@ dominoes_proto::settings! {
     /// let (device, _peer) = memory::pair(MemoryConfig::default());
     /// let wrong = Stack::builder("10.0.0.1/24").replicas(2).tuning(tuning.frame_chunk(3));
     /// let error = wrong.start(device).unwrap_err().to_string();
-    /// assert!(error.ends_with("set it to a power of two"), "{error}");
+    /// assert!(error.ends_with("up to 2^20"), "{error}");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
