@@ -34,6 +34,9 @@ pub(crate) struct Wait<'a> {
     pub(crate) until: Option<time::Instant>,
     /// Ends the wait when it is readable.
     pub(crate) beside: Option<Beside<'a>>,
+    /// Whether the thread leaves the driving to the worker's own thread if the stack has no pause:
+    /// it works on the bytes that it waits for, so two cores do more.
+    pub(crate) leaves: bool,
     /// Whether the thread need not wait any more.
     pub(crate) is_over: &'a mut dyn FnMut() -> bool,
 }

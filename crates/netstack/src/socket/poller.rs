@@ -358,9 +358,9 @@ impl Poller {
             // Another thread may register the first descriptor meanwhile.
             let mut is_over = || shared.has_news() || shared.beside().is_some() != beside.is_some();
             let world = world.as_deref();
-            if world
-                .is_some_and(|world| until.drive(world, Some(&shared.event), beside, &mut is_over))
-            {
+            if world.is_some_and(|world| {
+                until.drive(world, Some(&shared.event), beside, false, &mut is_over)
+            }) {
                 continue;
             }
             let _waits = world.map(World::wait_without);

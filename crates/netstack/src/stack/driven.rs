@@ -91,6 +91,7 @@ impl DrivenWorker {
         worker.map(|worker| Held {
             driven: self,
             worker: Some(worker),
+            has_slept: false,
         })
     }
 }
@@ -100,7 +101,14 @@ impl Driven for DrivenWorker {
         if wait.beside.is_some() && !self.world.has_descriptor {
             return false;
         }
-        self.take().is_some_and(|mut held| held.drive(wait))
+        let Some(mut held) = self.take() else {
+            return false;
+        };
+        let is_over = held.drive(wait);
+        let has_pause = held.has_slept || !wait.leaves;
+        drop(held);
+        self.handover.note_pause(has_pause, self.clock.now());
+        is_over
     }
 
     fn pass(&self) {
@@ -109,6 +117,7 @@ impl Driven for DrivenWorker {
             let mut held = Held {
                 driven: self,
                 worker,
+                has_slept: false,
             };
             held.turn();
         }
@@ -129,6 +138,8 @@ impl Driven for DrivenWorker {
 struct Held<'a> {
     driven: &'a DrivenWorker,
     worker: Option<Box<WorkerDomain>>,
+    /// Whether the stack had nothing to do.
+    has_slept: bool,
 }
 
 impl Held<'_> {
@@ -177,6 +188,7 @@ impl Held<'_> {
         }
         let mut is_ready = false;
         if !(wait.is_over)() && !driven.handover.is_wanted() {
+            self.has_slept = true;
             let (now, age) = (now(), driven.clock.now());
             let until = wait
                 .left(now)

@@ -9,6 +9,8 @@
 //!   waits for something else.
 //! - *Several threads* that wait at a time cannot all drive: the deputy alone drives for
 //!   [`CONTENDED`]. It also does while one thread waits that could not take the worker.
+//! - *A thread that works on the bytes* of a stream would do its work and the stack's one after
+//!   the other. If the stack had no pause in [`BUSY`] waits, the deputy drives for [`CONTENDED`].
 
 use core::sync::atomic::Ordering;
 
@@ -24,6 +26,8 @@ use crate::time::{Duration, Instant};
 const AWAY: Duration = Duration::from_millis(2);
 /// The time for which the deputy drives after a second thread began to wait.
 const CONTENDED: Duration = Duration::from_millis(100);
+/// After so many waits of a thread in which the stack had no pause, the deputy drives.
+const BUSY: usize = 16;
 /// How long a thread waits for the deputy to return the worker.
 const PATIENCE: Duration = Duration::from_millis(5);
 
@@ -69,6 +73,8 @@ struct Place<W> {
     /// How many threads wait without driving.
     waiting: usize,
     contended_until: Instant,
+    /// How many waits in a row had no pause.
+    busy: usize,
     /// How many threads wait for the deputy to return the worker.
     takers: usize,
     /// Whether the deputy sleeps until the worker is returned.
@@ -94,6 +100,7 @@ impl<W> Handover<W> {
                 returned_at: Instant::ZERO,
                 waiting: 0,
                 contended_until: Instant::ZERO,
+                busy: 0,
                 takers: 0,
                 deputy_sleeps: false,
                 is_ending: false,
@@ -211,6 +218,18 @@ impl<W> Handover<W> {
             self.returned.notify_all();
         }
         unused
+    }
+
+    /// Notes whether the stack had a pause while a thread that waits had the worker.
+    pub(super) fn note_pause(&self, has_pause: bool, now: Instant) {
+        let mut place = self.place();
+        place.busy = if has_pause { 0 } else { place.busy + 1 };
+        if place.busy >= BUSY {
+            place.busy = 0;
+            place.contended_until = now + CONTENDED;
+            drop(place);
+            self.returned.notify_all();
+        }
     }
 
     /// Notes that the worker is gone with the thread that had it.
@@ -371,6 +390,26 @@ mod tests {
         let no_wake = || panic!("it is not asked for");
         assert_eq!(handover.take(at(100_009), no_wake), None);
         handover.put(7, at(100_009));
+        assert_eq!(handover.take_unused(at(100_010)), Some(7));
+    }
+
+    #[test]
+    fn a_thread_that_works_beside_a_busy_stack_leaves_it_to_the_deputy() {
+        let handover = unused();
+        let wait_once = |has_pause| {
+            let worker = handover.take_unused(at(10)).unwrap();
+            assert_eq!(handover.put(worker, at(10)), None);
+            handover.note_pause(has_pause, at(10));
+        };
+        (1..BUSY).for_each(|_| wait_once(false));
+        wait_once(true);
+        (1..BUSY).for_each(|_| wait_once(false));
+        assert_eq!(due(&handover, 10), wait(2_000));
+        wait_once(false);
+        assert_eq!(handover.take_unused(at(10)), None);
+        assert_eq!(due(&handover, 10), Due::Drive(7));
+        handover.put(7, at(100_009));
+        assert_eq!(handover.take_unused(at(100_009)), None);
         assert_eq!(handover.take_unused(at(100_010)), Some(7));
     }
 
