@@ -20,7 +20,7 @@ const MOST: usize = 200;
 pub(crate) struct Sample {
     at: Instant,
     threads: dominoes::Snapshot,
-    connections: Vec<ConnectionStats>,
+    pub(crate) connections: Vec<ConnectionStats>,
     stats: StackStats,
 }
 
