@@ -278,6 +278,10 @@ pub(crate) fn builder(addr: &str, threads: Threads) -> Builder {
     let mut limits = Limits::default();
     // A connection that we close first stays in TIME-WAIT for a minute.
     limits.connections = 2048;
+    // A sender on this machine fills the default of 1 MiB while our threads sleep for a moment.
+    // Then each acknowledgment runs its TCP on our thread, and its copies, too. With 4 MiB, bytes
+    // that wait to be copied no longer fit the caches of the cores.
+    limits.receive_buffer = 2 << 20;
     threads.set_on(Stack::builder(addr)).limits(limits)
 }
 
