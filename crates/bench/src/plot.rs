@@ -21,6 +21,7 @@ const COLOURS: &[(&str, &str)] = &[
     ("single", "#4678b4"),
     ("locked-mutex", "#b03a3a"),
     ("locked-mcs", "#e79c9c"),
+    ("lock-each-mcs", "#6e1f1f"),
     ("pipelined", "#d4508f"),
     ("partitioned", "#8c62a8"),
     ("replicated", "#2f8f4e"),

@@ -431,10 +431,14 @@ pub(crate) fn setup(direction: Direction, workload: &Workload) -> Result<Setup, 
     if direction.sends() {
         limits.tx_slots = workload.transmit_slots();
     }
-    let secret = [workload.seed, !workload.seed];
-    let mut setup = Setup::new([10, 0, 0, 1].into(), 24, secret);
+    let mut setup = Setup::new([10, 0, 0, 1].into(), 24, secret(workload.seed));
     setup.limits = limits;
     Ok(setup)
+}
+
+/// The keys of a stack.
+pub(crate) fn secret(seed: u64) -> [u64; 2] {
+    [seed, !seed]
 }
 
 #[cfg(test)]

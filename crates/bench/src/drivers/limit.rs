@@ -20,7 +20,7 @@ use dominoes_netstack::variants::kernel;
 
 #[cfg(feature = "report")]
 use crate::datagrams::{self, DatagramDevice, Wire};
-use crate::drivers::{Direction, Driver, Row};
+use crate::drivers::{Direction, Driver, Row, Several};
 use crate::inline::Units;
 use crate::peer;
 use crate::workload::{self, Workload};
@@ -61,10 +61,9 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
     if direction == Direction::Both {
         let receive = row(Direction::Receive, workload, cores)?;
         let send = row(Direction::Send, workload, cores)?;
-        let pairs = receive.drivers.into_iter().zip(send.drivers);
-        let drivers =
-            pairs.map(|(receive, send)| -> Box<dyn Driver> { Box::new(Two { receive, send }) });
-        return Ok(Row::new("limit", drivers.collect()));
+        // A chunk of each in turn.
+        let drivers = receive.drivers.into_iter().chain(send.drivers);
+        return Ok(Row::new("limit", Several::dealt(drivers, cores)));
     }
     let units = Units::of(workload)?;
     let role = match direction.receives() {
@@ -137,31 +136,6 @@ pub(crate) fn datagrams(
         far: Far::Wire(wire),
     };
     Ok(on_each("limit", cores, SendDriver::new(shared)))
-}
-
-/// Both directions: a chunk of each in turn.
-struct Two {
-    receive: Box<dyn Driver>,
-    send: Box<dyn Driver>,
-}
-
-impl Driver for Two {
-    fn turn(&mut self, now: Instant) -> usize {
-        self.receive.turn(now) + self.send.turn(now)
-    }
-
-    fn bytes(&self) -> u64 {
-        self.receive.bytes() + self.send.bytes()
-    }
-
-    fn verify(&mut self, on: bool) {
-        self.send.verify(on);
-    }
-
-    fn check(&self) -> Result<(), String> {
-        self.receive.check()?;
-        self.send.check()
-    }
 }
 
 struct Receive {

@@ -4,7 +4,6 @@ pub(crate) mod app;
 #[cfg(feature = "report")]
 pub(crate) mod echo;
 #[cfg(feature = "report")]
-#[cfg(feature = "report")]
 pub(crate) mod joining;
 pub mod limit;
 #[cfg(feature = "report")]
@@ -314,6 +313,61 @@ impl Row {
     }
 }
 
+/// One core's part of several stacks, in turn.
+struct Several(Vec<Box<dyn Driver>>);
+
+impl Several {
+    /// These drivers, dealt out to `cores` cores.
+    fn dealt(
+        drivers: impl IntoIterator<Item = Box<dyn Driver>>,
+        cores: usize,
+    ) -> Vec<Box<dyn Driver>> {
+        let mut dealt: Vec<Several> = (0..cores).map(|_| Several(Vec::new())).collect();
+        for (number, driver) in drivers.into_iter().enumerate() {
+            dealt[number % cores].0.push(driver);
+        }
+        let boxed = |one| -> Box<dyn Driver> { Box::new(one) };
+        dealt.into_iter().map(boxed).collect()
+    }
+}
+
+impl Driver for Several {
+    fn turn(&mut self, now: Instant) -> usize {
+        self.0.iter_mut().map(|driver| driver.turn(now)).sum()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.iter().map(|driver| driver.bytes()).sum()
+    }
+
+    fn verify(&mut self, on: bool) {
+        self.0.iter_mut().for_each(|driver| driver.verify(on));
+    }
+
+    fn account(&self) -> Account {
+        let mut sum = Account::default();
+        for one in self.0.iter().map(|driver| driver.account()) {
+            sum.segments += one.segments;
+            sum.lock_wait_ns += one.lock_wait_ns;
+            sum.lock_acquired += one.lock_acquired;
+            sum.misordered += one.misordered;
+        }
+        sum
+    }
+
+    fn sent_again(&self) -> u64 {
+        self.0.iter().map(|driver| driver.sent_again()).sum()
+    }
+
+    fn out_of_order(&self) -> u64 {
+        self.0.iter().map(|driver| driver.out_of_order()).sum()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.0.iter().try_for_each(|driver| driver.check())
+    }
+}
+
 /// Time that [`app::App::accept`] may use up.
 const SETUP_NS: u64 = 10_000;
 
@@ -418,6 +472,14 @@ pub const VARIANTS: &[Variant] = &[
     .scales(),
     #[cfg(feature = "report")]
     Variant::new("locked-mcs", "the same behind a queue lock", locked::mcs).scales(),
+    #[cfg(feature = "report")]
+    Variant::new(
+        "lock-each-mcs",
+        "connections dealt out to cores, each has its own queue lock, taken for each packet",
+        locks::each,
+    )
+    .scales()
+    .can(locks::can_each),
     #[cfg(feature = "report")]
     Variant::new(
         "pipelined",

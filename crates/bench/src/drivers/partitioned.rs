@@ -4,10 +4,14 @@
 //! The device has one queue, so a worker that finds it free receives frames for all groups, and
 //! hands over the frames of other groups. Each group's application runs on the group's core.
 
+use core::fmt::Display;
+
+use dominoes_drivers::Device;
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::groups;
 use dominoes_netstack::variants::groups::INBOX;
 use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::variants::{ByHand, Setup, Worker};
 
 use crate::drivers::app::{self, App};
 use crate::drivers::{Direction, Row, worker};
@@ -25,25 +29,26 @@ pub(super) fn inbox(workload: &Workload) -> usize {
 
 /// The variant on `cores` cores, with as many groups.
 pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {
-    let (groups, app) = groups(direction, workload, cores)?;
+    let setup = app::setup(direction, workload)?;
+    let (groups, app) = groups((direction, workload), cores, setup, Single::new)?;
     let groups = groups.into_iter().flat_map(Single::into_workers);
     Ok(worker::row("partitioned", groups, app.divide(cores)))
 }
 
-/// `count` groups, and one application for all of them.
-pub(crate) fn groups(
-    direction: Direction,
-    workload: &Workload,
+/// `count` groups, each as `make` makes it, and one application for all of them.
+pub(crate) fn groups<W: Worker + 'static, E: Display>(
+    (direction, workload): (Direction, &Workload),
     count: usize,
-) -> Result<(Vec<Single>, App), String> {
+    setup: Setup,
+    make: impl Fn(Setup, Box<dyn Device>) -> Result<ByHand<W>, E>,
+) -> Result<(Vec<ByHand<W>>, App), String> {
     let (device, peer) = peer::new(app::role(direction), workload)?;
-    let setup = app::setup(direction, workload)?;
     let parts = groups::divide(setup, count, Box::new(device), inbox(workload));
     let mut groups = Vec::new();
     for (setup, part) in parts.map_err(|e| e.to_string())? {
-        groups.push(Single::new(setup, Box::new(part)).map_err(|e| e.to_string())?);
+        groups.push(make(setup, Box::new(part)).map_err(|e| e.to_string())?);
     }
-    let sockets = groups::sockets(groups.iter().map(Single::sockets));
+    let sockets = groups::sockets(groups.iter().map(ByHand::sockets));
     let app = App::accept(direction, workload, &sockets, peer.clone(), |now| {
         for group in &mut groups {
             group.turn(Instant::from_nanos(now));

@@ -8,7 +8,7 @@ use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "connections",
-    about: "1, 8 and 64 connections, whose segments alternate one by one, by twos and by eights: replicas of one group, partitioning (groups of one side by side), a lock",
+    about: "1, 8 and 64 connections, whose segments alternate one by one, by twos and by eights: replicas of one group, partitioning (groups of one side by side), a lock, a lock for each",
     panels,
     ..Experiment::NONE
 };
@@ -38,7 +38,13 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
                 2.. if direction == Direction::Receive => format!("{connections} conn. by {burst}"),
                 n => format!("{n} conn."),
             };
-            let names = ["single", "replicated", "partitioned", "locked*"];
+            let names = [
+                "single",
+                "replicated",
+                "partitioned",
+                "locked*",
+                "lock-each-mcs",
+            ];
             panel = panel.case(wanted, &names, &name, workload);
             // However many there are, replicas should be as fast as what people do otherwise: a
             // lock around one state, or connections dealt out to cores.

@@ -18,7 +18,7 @@ use super::counts::{count, device_ns};
 use super::linear::Linear;
 use super::programs::MOST;
 use crate::drivers::Direction;
-use crate::drivers::app::App;
+use crate::drivers::app::{self, App};
 use crate::drivers::partitioned;
 use crate::drivers::pipelined;
 use crate::drivers::worker::Application as _;
@@ -396,7 +396,8 @@ fn single(direction: Direction, workload: &Workload) -> Result<f64, String> {
 
 /// One worker that drives one group, as the row does on one core.
 fn partitioned(direction: Direction, workload: &Workload) -> Result<f64, String> {
-    let (mut groups, mut app) = partitioned::groups(direction, workload, 1)?;
+    let setup = app::setup(direction, workload)?;
+    let (mut groups, mut app) = partitioned::groups((direction, workload), 1, setup, Single::new)?;
     app.verify(false);
     whole(workload, &mut app, |now| {
         for group in &mut groups {
