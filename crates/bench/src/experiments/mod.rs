@@ -13,7 +13,7 @@ mod joining;
 mod latency;
 mod load_share;
 mod locks;
-mod nic;
+pub(crate) mod nic;
 mod parts;
 mod pipeline;
 mod projection;

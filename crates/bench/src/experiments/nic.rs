@@ -7,7 +7,8 @@
 //! on any number of cores, as if each had a core and nothing waited for memory
 //! of the other. Where any processor runs any handler, one that needs a half of the firmware waits
 //! for it; on threads it takes another event meanwhile, so there the figure is a lower bound. In
-//! *wall time* the processors are threads, beside one that plays host and wire.
+//! *wall time* the processors are threads, beside one that plays host and wire. A last table counts
+//! what each handler executes.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -21,11 +22,13 @@ use dominoes_netstack::Stack;
 use dominoes_netstack::router::Router;
 use smoltcp::wire::checksum;
 
-use super::{Clock, Experiment};
+use super::{Clock, Experiment, parts};
+use crate::instructions::{Case, functions};
 use crate::lineup::Wanted;
 use crate::named;
 use crate::paper;
 use crate::spread::Spread;
+use crate::targets;
 
 mod tables;
 
@@ -34,7 +37,13 @@ use tables::{ByFirmware, EventRow, Found, Row};
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "nic",
     about: "firmware of a programmable network card on one processor, partitioned, and shared out",
-    besides: |wanted, _, progress| Ok(measure(wanted, progress)?.tables()),
+    besides: |wanted, _, progress| {
+        let mut tables = measure(wanted, progress)?.tables();
+        let directory = targets::directory().join("nic");
+        let counted = parts::can_play().and_then(|()| functions::count_card(&directory));
+        tables.push(tables::instructions(counted));
+        Ok(tables)
+    },
     besides_takes: |wanted| ROUND * wanted.side_rounds as u32,
     ..Experiment::NONE
 };
@@ -150,6 +159,44 @@ impl Fixture {
         ]
     }
 
+    /// Runs all hardware units until none has work.
+    fn run_hardware(&mut self) {
+        for processor in self.card.processors() {
+            for step in &CardStep::ALL[1..] {
+                while processor.step(*step) {}
+            }
+        }
+    }
+
+    /// Keeps the card busy with frames to send and to receive; `step` runs a handler, if there is
+    /// an event. Returns the frames that arrived.
+    fn keep_busy(
+        &mut self,
+        wanted: [usize; 2],
+        mut step: impl FnMut(&mut Fixture) -> bool,
+    ) -> usize {
+        let (mut sent, mut got) = ([0; 2], [0; 2]);
+        let mut idle = 0;
+        while got != wanted && idle < 1_000 {
+            let mut burst = [0; 2];
+            for way in 0..2 {
+                let room = WINDOW - (sent[way] - got[way]);
+                if room >= BURST {
+                    burst[way] = BURST.min(wanted[way] - sent[way]);
+                }
+            }
+            let taken = self.send(burst);
+            let handled = step(self);
+            let arrived = self.receive();
+            for way in 0..2 {
+                sent[way] += taken[way];
+                got[way] += arrived[way];
+            }
+            idle = if handled { 0 } else { idle + 1 };
+        }
+        got[0] + got[1]
+    }
+
     /// Takes frames that have arrived: at the far end, and at the host.
     fn receive(&mut self) -> [usize; 2] {
         let mut frames = Vec::new();
@@ -246,11 +293,7 @@ impl Processors {
             ended = Some(self.last);
             break;
         }
-        for processor in fixture.card.processors() {
-            for step in &CardStep::ALL[1..] {
-                while processor.step(*step) {}
-            }
-        }
+        fixture.run_hardware();
         ended
     }
 
@@ -305,31 +348,27 @@ fn saturate(
         Traffic::Receive => [0, FRAMES],
         Traffic::Both => [FRAMES, FRAMES],
     };
-    let (mut sent, mut got) = ([0; 2], [0; 2]);
-    let mut idle = 0;
-    while got != wanted && idle < 1_000 {
-        let mut burst = [0; 2];
-        for way in 0..2 {
-            let room = WINDOW - (sent[way] - got[way]);
-            if room >= BURST {
-                burst[way] = BURST.min(wanted[way] - sent[way]);
-            }
-        }
-        let taken = fixture.send(burst);
-        let handled = processors.step(&mut fixture);
-        let arrived = fixture.receive();
-        for way in 0..2 {
-            sent[way] += taken[way];
-            got[way] += arrived[way];
-        }
-        idle = if handled.is_none() { idle + 1 } else { 0 };
-    }
-    let frames = (got[0] + got[1]).max(1) as f64;
+    let frames = fixture.keep_busy(wanted, |fixture| processors.step(fixture).is_some());
+    let frames = frames.max(1) as f64;
     Measured {
         per_frame: processors.now() / frames,
         events: processors.events.map(|ns| ns / frames),
         busy: processors.busy.iter().map(|ns| ns / frames).collect(),
     }
+}
+
+/// The smallest frames, one each way, on one processor: what Valgrind counts.
+pub(crate) fn counted() -> Case {
+    Case::new("card", "a frame each way", 512, || {
+        let mut fixture = Fixture::new(Firmware::Uniprocessor, SIZES[0], false);
+        move |units| {
+            fixture.keep_busy([units as usize; 2], |fixture| {
+                let handled = fixture.card.processors()[0].step(CardStep::Dispatch);
+                fixture.run_hardware();
+                handled
+            });
+        }
+    })
 }
 
 /// Nanoseconds from a datagram of the host to the answer that the far end gives at once, without

@@ -16,11 +16,13 @@ use dominoes_testkit::packet::Family;
 use super::callgrind::{self, PARTS};
 use super::stack::{self, SEGMENTS, Setting, Use};
 use super::{apart, sampled};
+use crate::experiments::nic;
 use crate::instructions::Case;
 
-/// First argument of a process that executes the cases, for Valgrind to count; with the number of
-/// one of them, that one for `perf` to sample.
+/// First argument of a process that executes the cases, for Valgrind to count; with `card`, that
+/// of the card; with the number of one of them, that one for `perf` to sample.
 pub const INNER: &str = "--functions";
+const CARD: &str = "card";
 
 /// Payload of a segment, in bytes, as in Kim, Sung and Lee.
 const SEGMENT: u32 = 1412;
@@ -61,6 +63,10 @@ pub fn play(arguments: &[String]) -> ExitCode {
             .for_each(|case| case.count());
         return ExitCode::SUCCESS;
     };
+    if number == CARD {
+        nic::counted().count();
+        return ExitCode::SUCCESS;
+    }
     let case = number
         .parse()
         .ok()
@@ -99,17 +105,7 @@ pub(crate) fn count(directory: &Path) -> Result<([Costs; 2], Vec<Cost>), String>
     if parts.len() != PARTS * cases + 1 {
         return Err(format!("{} parts of {cases} cases", parts.len()));
     }
-    let difference = |case: usize| {
-        let mut costs = Costs::new();
-        // N units of a warm run: what 2N took without what N took.
-        for (part, sign) in [(2, 1.0), (1, -1.0)] {
-            for (key, cost) in &parts[PARTS * case + part] {
-                let times = sign / SEGMENTS as f64;
-                costs.entry(key.clone()).or_default().add(*cost, times);
-            }
-        }
-        costs
-    };
+    let difference = |case: usize| difference(&parts[PARTS * case..], SEGMENTS);
     let whole = |case| {
         let mut sum = Cost::default();
         let costs = difference(case);
@@ -118,6 +114,36 @@ pub(crate) fn count(directory: &Path) -> Result<([Costs; 2], Vec<Cost>), String>
     };
     let apart = (2..cases).map(whole).collect();
     Ok(([difference(0), difference(1)], apart))
+}
+
+/// The costs of a datagram each way by function of the card's firmware, on one processor.
+///
+/// # Errors
+/// As [`count`].
+pub(crate) fn count_card(directory: &Path) -> Result<Costs, String> {
+    callgrind::version()?;
+    let (profile, _) = callgrind::profile(&[INNER, CARD], &["--dump-line=yes"], directory)?;
+    let mut sources = Sources {
+        ours: of_card,
+        ..Sources::default()
+    };
+    let parts = by_function(&profile, &mut sources)?;
+    match parts.len() > PARTS {
+        true => Ok(difference(&parts, nic::counted().units)),
+        false => Err(format!("{} parts of a case", parts.len())),
+    }
+}
+
+/// N units of a warm run: what 2N took without what N took.
+fn difference(parts: &[Costs], units: u64) -> Costs {
+    let mut costs = Costs::new();
+    for (part, sign) in [(2, 1.0), (1, -1.0)] {
+        for (key, cost) in &parts[part] {
+            let times = sign / units as f64;
+            costs.entry(key.clone()).or_default().add(*cost, times);
+        }
+    }
+    costs
 }
 
 /// The times of case `case` of [`cases`], sampled in another process.
@@ -139,11 +165,30 @@ pub fn time(case: usize, directory: &Path) -> Result<Times, String> {
 }
 
 /// Where functions begin, by file.
-#[derive(Default)]
-struct Sources(HashMap<String, Vec<(u64, String)>>);
+struct Sources {
+    starts: HashMap<String, Vec<(u64, String)>>,
+    /// The name of a file whose functions are told apart.
+    ours: fn(&str) -> Option<&str>,
+}
+
+impl Default for Sources {
+    fn default() -> Sources {
+        let starts = HashMap::new();
+        Sources { starts, ours }
+    }
+}
 
 /// The folders of the stack's sources, below `crates`.
 pub(crate) const FOLDERS: [&str; 2] = ["netstack/src/", "netstack/proto/src/"];
+/// The folder of the card's firmware, and its files with handlers: what else is there counts for
+/// the handler that it is inlined into.
+const CARD_FOLDER: &str = "drivers/src/nic/";
+const HANDLERS: [&str; 2] = ["firmware.rs", "processor.rs"];
+
+fn of_card(path: &str) -> Option<&str> {
+    let (_, file) = path.split_once(CARD_FOLDER)?;
+    HANDLERS.contains(&file).then_some(file)
+}
 
 /// The name of a file below one of [`FOLDERS`].
 fn ours(path: &str) -> Option<&str> {
@@ -155,11 +200,12 @@ impl Sources {
     /// The function that contains a line of a file of ours; a special name for a line
     /// outside of functions.
     fn function(&mut self, file: &str, line: u64) -> &str {
-        let starts = self.0.entry(file.to_owned()).or_insert_with(|| {
+        let starts = self.starts.entry(file.to_owned()).or_insert_with(|| {
             let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
             let read = |folder| fs::read_to_string(crates.join(folder).join(file)).ok();
             // Without its source a file is one function.
-            starts(&FOLDERS.into_iter().find_map(read).unwrap_or_default())
+            let mut folders = FOLDERS.into_iter().chain([CARD_FOLDER]);
+            starts(&folders.find_map(read).unwrap_or_default())
         });
         let behind = starts.partition_point(|(start, _)| *start <= line);
         match behind.checked_sub(1) {
@@ -227,7 +273,7 @@ fn by_function(text: &str, sources: &mut Sources) -> Result<Vec<Costs>, String> 
                 reads: next()?,
                 writes: next()?,
             };
-            let key = match ours(file) {
+            let key = match (sources.ours)(file) {
                 Some(file) => {
                     let name = sources.function(file, line).to_owned();
                     within = Some((file.to_owned(), name));
@@ -257,7 +303,7 @@ mod tests {
     fn costs_go_to_the_line_that_they_were_compiled_from() {
         let mut sources = Sources::default();
         let whole = vec![(10, "one".to_owned()), (20, "two".to_owned())];
-        sources.0.insert("a.rs".to_owned(), whole);
+        sources.starts.insert("a.rs".to_owned(), whole);
         let text = "\
 part: 1
 fl=/x/netstack/src/a.rs

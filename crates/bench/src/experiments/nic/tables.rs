@@ -3,10 +3,12 @@
 //! Their measures are `share of EVENT` and `share of processor A` in percent, and
 //! `FIRMWARE over one, ...`.
 
+use dominoes_drivers::nic::NicEvent;
 use serde::Serialize;
 
 use super::{FIRMWARE, Traffic};
-use crate::paper::Measure;
+use crate::instructions::functions::Costs;
+use crate::paper::{self, Measure};
 use crate::spread::Spread;
 use crate::table::{Bar, Bars, Table};
 
@@ -82,6 +84,62 @@ fn by_firmware(title: &str, unit: &'static str, rows: &ByFirmware, digits: usize
     for (name, value) in rows {
         table.row(vec![(*name).to_owned(), some(*value, digits)]);
     }
+    table
+}
+
+/// The functions of each handler, in the order of [`NicEvent::ALL`].
+const HANDLERS: [&[&str]; NicEvent::COUNT] = [
+    &["mailbox"],
+    &["dma_read_complete"],
+    &["dma_write_complete"],
+    &[
+        "receive_complete",
+        "begin",
+        "receivable",
+        "can_receive",
+        "transfer",
+        "end",
+    ],
+    &["send_descriptors_ready"],
+    &["send_data_ready"],
+    &["update_send_consumer", "write_send_consumer"],
+    &["receive_descriptors_ready"],
+    &["update_return_producer"],
+];
+
+/// What each handler executes for a frame each way. Its measures are `instructions of EVENT`, in
+/// percent of all handlers.
+pub(super) fn instructions(counted: Result<Costs, String>) -> Table {
+    let title = "instructions of each handler, a frame each way, 18-byte datagrams";
+    let columns = ["event", "instructions", "share, %", "published"];
+    let mut table = Table::new(title, &columns);
+    let costs = match counted {
+        Ok(costs) => costs,
+        Err(why) => {
+            table.note(format!("skipped: {why}"));
+            return table;
+        }
+    };
+    let of = |functions: &&[&str]| -> f64 {
+        let own = costs
+            .iter()
+            .filter(|((_, name), _)| functions.contains(&&**name));
+        own.map(|(_, cost)| cost.instructions).sum()
+    };
+    let each = HANDLERS.each_ref().map(of);
+    let whole: f64 = each.iter().sum();
+    for ((event, count), published) in NicEvent::ALL.iter().zip(each).zip(paper::NIC_EVENTS) {
+        let share = 100.0 * count / whole;
+        table.row(vec![
+            event.name().to_owned(),
+            format!("{count:.1}"),
+            format!("{share:.1}"),
+            percent(published),
+        ]);
+        let name = format!("instructions of {}", event.name());
+        table.measure(name, Measure::exact(share));
+    }
+    table.note("published: shares of time");
     table
 }
 
@@ -187,7 +245,8 @@ impl Found {
                 "scaled Mbit/s",
             ],
         );
-        let heading = "both ways, processor time: times one processor; thin: published";
+        let heading =
+            "both ways, processor time: times one processor; thin: the middle of those published";
         let mut bars = Bars {
             heading: heading.to_owned(),
             ..Bars::default()
@@ -209,8 +268,7 @@ impl Found {
             if row.traffic == Traffic::Both && firmware != FIRMWARE[0].1 {
                 bars.bars.push(Bar {
                     beside: match (firmware, size) {
-                        ("partitioned", 18) => Some(2.57),
-                        ("partitioned", 1472) => Some(1.65),
+                        ("partitioned", 18 | 1472) => Some(1.66),
                         _ => None,
                     },
                     ..Bar::new(format!("{firmware}, {size} bytes"), "", speedup, 2)
@@ -219,5 +277,43 @@ impl Found {
         }
         table.bars(bars);
         table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::instructions::functions::Cost;
+
+    #[test]
+    fn every_handler_is_in_the_sources_and_has_its_share() {
+        let firmware = include_str!("../../../../drivers/src/nic/firmware.rs");
+        let sources =
+            firmware.to_owned() + include_str!("../../../../drivers/src/nic/processor.rs");
+        let mut costs = Costs::new();
+        for functions in HANDLERS {
+            for name in functions {
+                assert!(sources.contains(&format!("fn {name}(")), "{name}");
+                let cost = Cost {
+                    instructions: 1.0,
+                    ..Cost::default()
+                };
+                costs.insert(("firmware.rs".to_owned(), (*name).to_owned()), cost);
+            }
+        }
+        // The hardware has no share.
+        let hardware = Cost {
+            instructions: 1e6,
+            ..Cost::default()
+        };
+        costs.insert(("firmware.rs".to_owned(), "dma_read".to_owned()), hardware);
+        let all: usize = HANDLERS.iter().map(|functions| functions.len()).sum();
+        let table = instructions(Ok(costs));
+        let ours = table.measures["instructions of receive complete"]
+            .ours
+            .median;
+        assert!((ours - 600.0 / all as f64).abs() < 1e-9, "{ours}");
+        let skipped = instructions(Err("no Valgrind".to_owned()));
+        assert!(skipped.measures.is_empty());
     }
 }
