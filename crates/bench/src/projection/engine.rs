@@ -1,8 +1,8 @@
 //! The clock of the projection: workers whose steps take virtual time.
 //!
 //! Each worker has a clock. The worker whose clock shows the earliest time takes the next step of
-//! its [`Program`]; of several, the one that was to take it first. Random choices are a fixed
-//! sequence. So a simulation has one outcome. Times are whole picoseconds.
+//! its [`Program`]; of several, the one that was to take it first. So a
+//! simulation has one outcome. Times are whole picoseconds.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -81,21 +81,6 @@ pub(crate) enum Handover {
     Queue,
     /// All waiters look at one line: each fetches it before the next one has it.
     Crowd,
-    /// Any of the waiters has it next, by a fixed seed.
-    Random,
-}
-
-/// A number between 0 and 1, of a fixed sequence (SplitMix64).
-fn random(state: &mut u64) -> f64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64
-}
-
-/// A time of mean 1 whose end is as likely in every moment.
-pub(crate) fn exponential(state: &mut u64) -> f64 {
-    -(1.0 - random(state)).ln()
 }
 
 #[derive(Debug)]
@@ -105,7 +90,6 @@ struct Held {
     last: Option<usize>,
     waiting: VecDeque<(usize, Ps, u32, Ps)>,
     busy: Ps,
-    random: u64,
 }
 
 /// Where time went.
@@ -164,7 +148,6 @@ impl Machine {
             last: None,
             waiting: VecDeque::new(),
             busy: 0,
-            random: 1,
         };
         Machine {
             shape,
@@ -213,7 +196,7 @@ impl Machine {
         let from = held.last.unwrap_or(worker);
         let line = shape.line_between(from, worker);
         let looks = match held.handover {
-            Handover::Queue | Handover::Random => 0,
+            Handover::Queue => 0,
             // Half of the waiters fetch the line before the one that gets it.
             Handover::Crowd => held.waiting.len() as u64 * line / 2,
         };
@@ -230,11 +213,7 @@ impl Machine {
         };
         let held = &mut self.held[what];
         (held.holder, held.last) = (None, Some(worker));
-        let next = match held.handover {
-            Handover::Random => (random(&mut held.random) * held.waiting.len() as f64) as usize,
-            _ => 0,
-        };
-        if let Some((next, time, lines, since)) = held.waiting.remove(next) {
+        if let Some((next, time, lines, since)) = held.waiting.pop_front() {
             self.waited += self.now - since;
             self.begin_holding(what, next, time, lines);
         }
@@ -457,7 +436,7 @@ mod tests {
             machine.run(&mut items, |items| items.done >= 5_000);
             machine.account()
         };
-        for handover in [Handover::Crowd, Handover::Random] {
+        for handover in [Handover::Crowd, Handover::Queue] {
             assert_eq!(run(handover), run(handover));
         }
     }

@@ -462,7 +462,7 @@ mod tests {
         let count = |what| words.iter().filter(|word| **word == what).count();
         assert_eq!(
             ["validated", "not validated", "none"].map(count),
-            [4, 2, WITHOUT.len()]
+            [4, 1, WITHOUT.len()]
         );
         for figure in &figures {
             let table = published(figure, None);
