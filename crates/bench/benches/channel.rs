@@ -133,7 +133,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: lexopt::Parser) -> Result<(), String> {
     let options = options(arguments).map_err(|error| error.to_string())?;
-    let run = Run::begin("channel", &options);
+    let run = Run::begin("channel");
     let mut report = Report::default();
     for &capacity in &options.capacities {
         for &batch in &options.batches {

@@ -252,7 +252,7 @@ mod run {
         if options.examples.as_os_str().is_empty() {
             options.examples = build()?;
         }
-        let mut run = Run::begin("field", &options);
+        let mut run = Run::begin("field");
         let _cubic = CubicAllowed::new()?;
         let field = Field::new(&options)?;
         if options.starts {

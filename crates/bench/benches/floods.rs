@@ -240,7 +240,7 @@ mod run {
         ) {
             return Ok(());
         }
-        let mut this_run = Run::begin("floods", &options);
+        let mut this_run = Run::begin("floods");
         println!("kernels: CUBIC");
         println!(
             "{} rounds of {} turns, clients run for {} s; floods: {} frames a second, seed {}; {}",

@@ -202,7 +202,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: lexopt::Parser) -> Result<(), String> {
     let options = options(arguments).map_err(|error| error.to_string())?;
-    let run = Run::begin("idle", &options);
+    let run = Run::begin("idle");
     let title = format!(
         "{} connections, {} s each; wake-up in us, {} samples",
         options.connections, options.seconds, options.samples

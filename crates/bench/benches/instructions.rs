@@ -80,7 +80,7 @@ fn run(options: &Options) -> Result<(), String> {
             options.filter
         ));
     }
-    let run = Run::begin("instructions", options);
+    let run = Run::begin("instructions");
     let accepted = Accepted::read(&file);
     let directory = directory();
     let (counted, processor) = callgrind::count(&["--count", &options.filter], &cases, &directory)?;

@@ -210,7 +210,7 @@ mod run {
         ) {
             return Ok(());
         }
-        let mut this_run = Run::begin("linux", &options);
+        let mut this_run = Run::begin("linux");
         println!("kernels: CUBIC; ours: {} replica(s)", options.replicas);
         let _cubic = CubicAllowed::new()?;
         if options.loss.is_empty() {

@@ -153,7 +153,7 @@ mod run {
             if let Some(address) = self.hold {
                 return hold(address, self.idle);
             }
-            let run = Run::begin("poller", self);
+            let run = Run::begin("poller");
             let mut tables = vec![wake_ups_of_both(self.rounds.max(3))?];
             match Fixture::new(self.tap) {
                 Ok(fixture) => tables.push(self.measure_requests(&fixture)?),

@@ -408,7 +408,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: lexopt::Parser) -> Result<(), String> {
     let options = options(arguments).map_err(|error| error.to_string())?;
-    let run = Run::begin("replicated", &options);
+    let run = Run::begin("replicated");
     let most = topology::cores().len().min(2);
     let mut rows = Vec::new();
     for keys in Keys::ALL {

@@ -71,7 +71,7 @@ fn main() -> ExitCode {
 fn run(arguments: lexopt::Parser) -> Result<(), String> {
     let options = options(arguments).map_err(|error| error.to_string())?;
     let cores = topology::cores().len().max(1);
-    let this_run = Run::begin("synthetic", &options);
+    let this_run = Run::begin("synthetic");
     let calibrate = || {
         topology::pin_to(0);
         synthetic::calibrate()

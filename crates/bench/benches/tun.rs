@@ -129,7 +129,7 @@ mod run {
         if !targets::can_run("tun", can, needs, "iproute2 iperf3") {
             return Ok(());
         }
-        let run = Run::begin("tun", &options);
+        let run = Run::begin("tun");
         let _cubic = namespaces::CubicAllowed::new()?;
         let (mut rows, missing) = rows();
         let [kernel, far] = namespaces::pair(["kernel", "far"], VETH)?;

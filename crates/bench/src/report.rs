@@ -12,7 +12,7 @@ mod html;
 mod page;
 mod stored;
 
-use core::fmt;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -131,6 +131,22 @@ fn order(place: &str) -> (usize, Vec<u32>) {
     (kind.unwrap_or(kinds.len()), parts.collect())
 }
 
+/// Whether the target `name` was measured with these arguments on this machine from these sources.
+pub(crate) fn is_kept(name: &str, arguments: &[OsString]) -> bool {
+    let directory = Directory::new(targets::directory());
+    let settings = settings(arguments);
+    directory
+        .measured(name, &settings, &Machine::here())
+        .is_some()
+}
+
+/// The settings of a target's run: its arguments, except `--resume`.
+fn settings(arguments: &[OsString]) -> String {
+    let words = arguments.iter().map(|word| word.to_string_lossy());
+    let words: Vec<_> = words.filter(|word| word != "--resume").collect();
+    words.join(" ")
+}
+
 /// Where sections and the page are.
 #[derive(Clone, Debug)]
 pub struct Directory(PathBuf);
@@ -209,17 +225,17 @@ pub struct Run {
 }
 
 impl Run {
-    /// Begins a run of the target `name` with these options. Prints its question and the machine.
+    /// Begins a run of the target `name`. Prints its question and the machine.
     ///
     /// # Panics
     /// If there is no such target.
-    pub fn begin(name: &str, options: &impl fmt::Debug) -> Run {
+    pub fn begin(name: &str) -> Run {
         let target = TARGETS.iter().find(|target| target.name == name);
         let target = target.expect("a target of this package");
         let machine = Machine::here();
         println!("== {}: {}\n{machine}", target.name, target.about);
         Run {
-            settings: format!("{options:?}"),
+            settings: settings(&targets::arguments(name).unwrap_or_default()),
             machine,
             begin: Instant::now(),
             result: ExperimentResult::new(target.name, target.about),
@@ -233,7 +249,7 @@ impl Run {
     pub fn add(&mut self, table: Table) -> Result<(), String> {
         print!("{table}");
         self.result.tables.push(table);
-        self.keep().map(drop)
+        self.keep(false).map(drop)
     }
 
     /// Prints the last tables, the comparison with published figures, and the path of the report.
@@ -244,18 +260,21 @@ impl Run {
         tables.iter().for_each(|table| print!("{table}"));
         self.result.tables.extend(tables);
         print!("{}", self.result.verdicts());
-        match self.keep()? {
+        match self.keep(true)? {
             Ok(page) => println!("a section of {}", page.display()),
             Err(error) => println!("no report is kept: {error}"),
         }
         Ok(())
     }
 
-    /// Writes the report, if this user can.
-    fn keep(&mut self) -> Result<Result<PathBuf, String>, String> {
+    /// Writes the report, if this user can. A run that is not over is measured again.
+    fn keep(&mut self, is_over: bool) -> Result<Result<PathBuf, String>, String> {
         self.result.seconds = self.begin.elapsed().as_secs_f64();
         let section = Section::of(&self.result, self.settings.clone(), &self.machine);
-        let section = section.map_err(|error| error.to_string())?;
+        let mut section = section.map_err(|error| error.to_string())?;
+        if !is_over {
+            section.failures.push("it did not end".to_owned());
+        }
         let directory = Directory::new(targets::directory());
         Ok(directory.keep(&section).map(|()| directory.page()))
     }

@@ -10,6 +10,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use crate::report;
+
 /// A bench target of this package.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
@@ -104,10 +106,20 @@ pub fn directory() -> PathBuf {
 
 /// Runs the target `name`, unless the command line names another one. `run` parses the options.
 /// An error goes to the standard error stream.
+///
+/// With `--resume`, a target that has a section ends at once if these words gave it on this machine
+/// from these sources. `scalability` resumes by itself.
 pub fn main<E: Display>(name: &str, run: impl FnOnce(lexopt::Parser) -> Result<(), E>) -> ExitCode {
-    let Some(arguments) = arguments(name) else {
+    let Some(mut arguments) = arguments(name) else {
         return ExitCode::SUCCESS;
     };
+    let has_section = TARGETS
+        .iter()
+        .any(|target| target.name == name && target.has_section());
+    if has_section && take_resume(&mut arguments) && report::is_kept(name, &arguments) {
+        println!("{name}: measured before");
+        return ExitCode::SUCCESS;
+    }
     go_back();
     match run(lexopt::Parser::from_args(arguments)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -116,6 +128,13 @@ pub fn main<E: Display>(name: &str, run: impl FnOnce(lexopt::Parser) -> Result<(
             ExitCode::FAILURE
         }
     }
+}
+
+/// Takes `--resume` out of the arguments. Returns whether it was there.
+fn take_resume(arguments: &mut Vec<OsString>) -> bool {
+    let all = arguments.len();
+    arguments.retain(|argument| argument != "--resume");
+    arguments.len() < all
 }
 
 /// Goes back to the directory in which Cargo was called, from which a user's paths are relative:

@@ -1,5 +1,6 @@
 //! `cargo bench [NAME | EXPERIMENT]... [-- OPTIONS]` in the root of the workspace: runs bench
-//! targets of `crates/bench`, by default `scalability`.
+//! targets of `crates/bench`, by default `scalability`. `cargo bench stored` measures all that the
+//! READMEs' tables come from, stores it, and makes the tables anew; interrupted, it continues.
 //!
 //! By default Cargo takes the packages of the examples there, so that the first
 //! build needs little. The benchmarks need much more, so this target calls Cargo once more.
@@ -8,6 +9,57 @@ use std::env;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, ExitCode};
+
+/// What `stored` measures, each target with its options. The sections are stored at the end, since
+/// that changes the sources.
+const STORED: [&str; 7] = [
+    "scalability --quick",
+    "scalability projection --quick",
+    "synthetic --quick",
+    "channel --quick",
+    "linux --device v2 --frames small --way receive",
+    "field --rounds 2 --seconds 1 --device packet",
+    "scalability --quick --store RESULTS",
+];
+
+fn stored(cargo: &OsString, manifest: &Path) -> ExitCode {
+    let run = |command: &mut Command| match command.status() {
+        Ok(status) => status.success(),
+        Err(error) => {
+            eprintln!("{}: {error}", cargo.display());
+            false
+        }
+    };
+    let call = |first: &str| {
+        let mut command = Command::new(cargo);
+        command.arg(first).arg("--manifest-path").arg(manifest);
+        command
+    };
+    let results = manifest.with_file_name("results.json");
+    // A missed target fails a run, whose figures are kept.
+    let mut failed = Vec::new();
+    for line in STORED {
+        let mut words = line.split(' ');
+        let mut command = call("bench");
+        command.arg("--bench").args(words.next()).arg("--");
+        for word in words {
+            command.arg(match word {
+                "RESULTS" => results.as_os_str(),
+                word => word.as_ref(),
+            });
+        }
+        if !run(command.arg("--resume")) {
+            failed.push(line);
+        }
+    }
+    let mut tables = call("test");
+    tables.args(["--quiet", "--lib", "stored"]);
+    if !run(tables.env("UPDATE_README", "1")) {
+        failed.push("the tables of the READMEs");
+    }
+    failed.iter().for_each(|line| eprintln!("failed: {line}"));
+    ExitCode::from(u8::from(!failed.is_empty()))
+}
 
 fn main() -> ExitCode {
     let manifest = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"));
@@ -28,6 +80,9 @@ fn main() -> ExitCode {
         targets.push("scalability".into());
     }
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    if words.iter().any(|word| word == "stored") {
+        return stored(&cargo, manifest);
+    }
     let mut command = Command::new(&cargo);
     command.arg("bench").arg("--manifest-path").arg(manifest);
     for target in targets {

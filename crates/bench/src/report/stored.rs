@@ -95,8 +95,9 @@ impl Stored {
             };
             (section.name, stored)
         };
+        let measured = |(_, section): &(String, StoredSection)| !section.measures.is_empty();
         Stored {
-            sections: sections.map(one).collect(),
+            sections: sections.map(one).filter(measured).collect(),
         }
     }
 }
@@ -115,6 +116,30 @@ mod tests {
     fn stored() -> Stored {
         let text = std::fs::read_to_string(path("results.json")).unwrap();
         serde_json::from_str(&text).unwrap()
+    }
+
+    const COMMITS: &str = "Commits of the sections: ";
+
+    /// The commit of most sections, and the sections of others.
+    fn commits(stored: &Stored) -> String {
+        let commit = |section: &StoredSection| section.machine.commit.clone().unwrap_or_default();
+        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+        for section in stored.sections.values() {
+            *counts.entry(commit(section)).or_default() += 1;
+        }
+        let most = counts.iter().max_by_key(|(_, count)| **count);
+        let most = most.map_or(String::new(), |(commit, _)| commit.clone());
+        let others = stored
+            .sections
+            .iter()
+            .filter(|(_, section)| commit(section) != most);
+        let others: Vec<String> = others
+            .map(|(name, section)| format!("`{name}` {}", commit(section)))
+            .collect();
+        match others.is_empty() {
+            true => format!("{COMMITS}{most}, all of them.\n"),
+            false => format!("{COMMITS}{most}, but {}.\n", others.join(", ")),
+        }
     }
 
     /// The README's table of a paper: a row for each of its figures.
@@ -251,19 +276,33 @@ mod tests {
         assert_eq!(field_rows(&measures), FIELD_HEAD.to_owned() + expected);
     }
 
+    /// One section, with one measure.
+    fn section_of(commit: &str, measure: &str) -> StoredSection {
+        let machine = Machine {
+            commit: Some(commit.to_owned()),
+            ..Machine::here()
+        };
+        let measures = [(measure.to_owned(), crate::paper::Measure::exact(1.0))].into();
+        StoredSection { machine, measures }
+    }
+
+    #[test]
+    fn a_section_of_another_commit_is_named() {
+        let mut stored = Stored::default();
+        for (name, commit) in [("warm", "a"), ("tls", "b"), ("field", "b")] {
+            let section = section_of(commit, "x");
+            stored.sections.insert(name.to_owned(), section);
+        }
+        assert_eq!(commits(&stored), format!("{COMMITS}b, but `warm` a.\n"));
+        stored.sections.remove("warm");
+        assert_eq!(commits(&stored), format!("{COMMITS}b, all of them.\n"));
+    }
+
     #[test]
     fn sections_are_added_to_those_of_a_file() {
         let path = std::env::temp_dir().join(format!("dominoes-stored-{}", std::process::id()));
-        let stored = |commit: &str, measure: &str| {
-            let machine = Machine {
-                commit: Some(commit.to_owned()),
-                ..Machine::here()
-            };
-            let measures = [(measure.to_owned(), crate::paper::Measure::exact(1.0))].into();
-            let section = StoredSection { machine, measures };
-            Stored {
-                sections: [("field".to_owned(), section)].into(),
-            }
+        let stored = |commit: &str, measure: &str| Stored {
+            sections: [("field".to_owned(), section_of(commit, measure))].into(),
         };
         let kept = |stored: Stored| {
             stored.add_to(&path).unwrap();
@@ -299,6 +338,9 @@ mod tests {
                 wrong.push(paper);
                 readme.replace_range(from..from + len, &rows);
             }
+        }
+        if replace(&mut readme, COMMITS, &commits(&stored)) {
+            wrong.push("the commits");
         }
         if let Some(field) = stored.sections.get("field") {
             let rows = field_rows(&field.measures);
