@@ -16,6 +16,7 @@
 //! | `--rounds N`, `--seconds N` | rounds of all servers in turn, and how long a client runs | 5, 2 |
 //! | `--quick` | one round of one second, `packet` and large frames only | |
 //! | `--starts` | instead: ten starts of `services` in a row | |
+//! | `--routers` | packets through a router alone, which come last otherwise (without `--load`) | |
 //! | `--examples FOLDER` | where the programs are | they are built |
 //! | `--store FILE` | adds the rates to what the table in the README comes from | |
 //!
@@ -53,6 +54,7 @@ mod run {
     use dominoes_bench::paper::Measure;
     use dominoes_bench::report::{Directory, FIELD_VALUES, Run};
     use dominoes_bench::rounds::{self, Reading};
+    use dominoes_bench::routed;
     use dominoes_bench::spread::Spread;
     use dominoes_bench::table::{Bar, Bars, Limit, Table};
     use dominoes_bench::targets::{self, list};
@@ -162,6 +164,7 @@ mod run {
         rounds: usize,
         seconds: u64,
         starts: bool,
+        routers: bool,
         /// Empty: to be built.
         examples: PathBuf,
         store: Option<PathBuf>,
@@ -188,7 +191,7 @@ mod run {
     }
 
     pub(crate) fn main() -> ExitCode {
-        targets::main("field", run)
+        routed::play().unwrap_or_else(|| targets::main("field", run))
     }
 
     fn options(mut args: lexopt::Parser) -> Outcome<Options> {
@@ -201,6 +204,7 @@ mod run {
             rounds: 5,
             seconds: 2,
             starts: false,
+            routers: false,
             examples: PathBuf::new(),
             store: None,
         };
@@ -218,6 +222,10 @@ mod run {
                 }
                 "starts" => {
                     options.starts = true;
+                    continue;
+                }
+                "routers" => {
+                    (options.routers, options.devices) = (true, Vec::new());
                     continue;
                 }
                 _ => {}
@@ -268,6 +276,10 @@ mod run {
                 }
             }
         }
+        if options.routers || options.loads.is_none() {
+            let times = (options.rounds, options.seconds);
+            run.add(routed::measure(&options.examples, times, (control, CALM))?)?;
+        }
         run.end(Vec::new())?;
         if let Some(path) = &options.store {
             Directory::new(targets::directory()).store(path, Some("field"))?;
@@ -280,13 +292,16 @@ mod run {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(cargo);
         command.args(["build", "--release", "--quiet"]);
-        command.args(["-p", "dominoes-services", "-p", "dominoes-tls-examples"]);
+        for package in ["services", "tls-examples", "examples"] {
+            command.args(["-p", &format!("dominoes-{package}")]);
+        }
         for example in [
             "services",
             "http_server",
             "ingest",
             "https_server",
             "tls_proxy",
+            "router",
         ] {
             command.args(["--example", example]);
         }

@@ -41,6 +41,8 @@ pub mod record;
 pub mod report;
 #[cfg(feature = "report")]
 pub mod rounds;
+#[cfg(all(feature = "report", target_os = "linux"))]
+pub mod routed;
 pub mod slices;
 pub mod spread;
 #[cfg(feature = "report")]
