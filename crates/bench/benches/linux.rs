@@ -61,6 +61,9 @@
 //! the schedule, so there a separate session with all the weight that the scheduler knows:
 //! `setsid -w sh -c 'echo -20 > /proc/self/autogroup; exec PROGRAM'`.
 //!
+//! Small frames that AF_PACKET (`v2`) receives are measured by cores, too, ours beside Linux's: with
+//! all ends on one core, and with two cores and nothing pinned but replicas, of which ours has two.
+//!
 //! The figures of the bad wire are of the receiving end; the streams of both ends are
 //! compared by SHA-256. For the record: `--loss 0,1000,10000,50000 --seeds 10 --millis 20000`.
 
@@ -78,7 +81,9 @@ mod run {
     use super::linux::wire::{self, RunningWire, Wire};
     use super::linux::{Device, Frames, OURS, PEER, Way};
     use dominoes_bench::namespaces;
+    use dominoes_bench::paper::Measure;
     use dominoes_bench::report::Run;
+    use dominoes_bench::rounds::{self, Reading};
     use dominoes_bench::spread::Spread;
     use dominoes_bench::table::{Bar, Bars, Table};
     use dominoes_bench::targets::{self, list};
@@ -89,7 +94,7 @@ mod run {
     /// The beginning of each connection, which does not count, in milliseconds.
     const WARM: u64 = 300;
 
-    #[derive(Debug)]
+    #[derive(Clone, Debug)]
     struct Options {
         devices: Vec<Device>,
         frames: Vec<Frames>,
@@ -253,6 +258,12 @@ mod run {
             options.millis,
             options.pinned().describe()
         );
+        let by_cores = options.devices.contains(&Device::Slots)
+            && options.frames.contains(&Frames::Small)
+            && options.ways.contains(&Way::Receive);
+        if by_cores {
+            run.add(measure_by_cores(options, &fixture)?)?;
+        }
         for &device in &options.devices {
             for &frames in &options.frames {
                 // AF_XDP knows no merged frames: with large ones it would be the same again.
@@ -303,6 +314,52 @@ mod run {
             }
         }
         Ok(())
+    }
+
+    /// Linux and ours, each on one core and on two, in turn: Gbit/s that are received. The measures
+    /// are `by cores: ...`.
+    fn measure_by_cores(options: &Options, fixture: &Fixture) -> Outcome<Table> {
+        fixture.frames(Frames::Small)?;
+        let mut rows = [(false, 1), (false, 2), (true, 1), (true, 2)];
+        let received = |&mut (is_ours, cores): &mut (bool, usize), _| {
+            let pinned = [Pinned::Together, Pinned::No][cores - 1];
+            let options = Options {
+                pinned: Some(pinned),
+                replicas: cores,
+                ..options.clone()
+            };
+            let frames = is_ours.then_some(Frames::Small);
+            let both = over_interface(&options, fixture, Device::Slots, frames, Way::Receive)?;
+            Outcome::Ok(Reading::calm(both.gigabits(Way::Receive)))
+        };
+        let all = rounds::by_turns(&mut rows, options.rounds, &mut rounds::tell, received)?;
+        let columns = ["", "one core, Gbit/s", "two", "two over one"];
+        let mut table = Table::new("small frames that v2 receives, by cores", &columns);
+        let mut over = |what: &str, one: usize, other: usize| {
+            let ratio = rounds::spread(&rounds::over(&all[one], &all[other]));
+            let ratio = ratio.unwrap_or(Spread::one(f64::NAN));
+            table.measure(
+                format!("by cores: {what}"),
+                Measure::of(ratio, options.rounds),
+            );
+            format!("{ratio:.2}")
+        };
+        let ratios = [
+            over("Linux, two over one", 1, 0),
+            over("ours, two over one", 3, 2),
+        ];
+        let beside = [
+            over("ours over Linux, one core", 2, 0),
+            over("ours over Linux, two cores", 3, 1),
+        ];
+        let rate = |row: usize| Spread::text(all[row].iter().map(|one| one.value), 2);
+        for ((name, row), ratio) in [("Linux", 0), ("ours", 2)].into_iter().zip(ratios) {
+            table.row(vec![name.to_owned(), rate(row), rate(row + 1), ratio]);
+        }
+        let [one, two] = beside;
+        table.row(vec!["ours over Linux".to_owned(), one, two, String::new()]);
+        table.keep(&all);
+        Ok(table)
     }
 
     /// Ours, or with no kind of frames Linux's.
