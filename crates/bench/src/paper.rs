@@ -148,7 +148,7 @@ impl Figure {
         let reason = match verdict {
             Verdict::NotComparable if self.lacks.is_empty() => format!("lacks {NO_MODEL}"),
             Verdict::NotComparable => format!("lacks {}", self.lacks),
-            Verdict::Differs | Verdict::OnPurpose => self.differs.clone(),
+            Verdict::Differs | Verdict::OnPurpose | Verdict::NoDifference => self.differs.clone(),
             Verdict::Reported if self.checks.is_empty() => self.differs.clone(),
             _ => String::new(),
         };
