@@ -15,7 +15,7 @@ use dominoes_netstack::Stack;
 /// Bytes in each direction: many times the frames of any of the devices.
 const LEN: usize = 1 << 20;
 /// A transfer that takes longer counts as stalled.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A device that lends at most `most` frames at a time.
 struct Scarce<D> {

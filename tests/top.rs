@@ -13,7 +13,7 @@ use dominoes_netstack::Stack;
 use frame::Sample;
 
 /// How often a test looks at most, 50 ms apart: enough on a busy machine.
-const LOOKS: u32 = 1200;
+const LOOKS: u32 = 6000;
 
 /// The frame of `stack` with `width` columns, once there are four established connections, and both
 /// addresses of each connection.

@@ -830,8 +830,8 @@ impl Stack {
     }
 
     /// Lists the connections, at most `most`. A thread of the stack makes the list between two of
-    /// its turns; one that cannot within [`LIST_TIMEOUT`] leaves an older list. Another call may
-    /// ask another replica; one that is behind may lack a connection that was listed before.
+    /// its turns; one that cannot within [`LIST_TIMEOUT`] leaves an older list. Otherwise no list
+    /// shows an earlier moment than the one before.
     pub fn connections(&self, most: usize) -> Vec<ConnectionStats> {
         let mut all = Vec::new();
         for Running { world, .. } in &self.groups {

@@ -9,7 +9,6 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddrV4;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
@@ -20,8 +19,8 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, Server
 use rustls::{Connection, StreamOwned};
 use tungstenite::{HandshakeError, Message, WebSocket};
 
-/// Long enough for anything but a call that never returns.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::support::LONG;
+
 /// Bytes in each direction: more than any buffer holds.
 const LEN: usize = 3 << 20;
 
@@ -123,7 +122,7 @@ fn poll_tls(mut session: Connection, mut stream: TcpStream, sent: &[u8]) -> Vec<
         }
         if is_blocked {
             assert!(
-                poller.wait(&mut events, Some(PATIENCE)) > 0,
+                poller.wait(&mut events, Some(LONG)) > 0,
                 "{} bytes",
                 heard.len()
             );
@@ -155,10 +154,7 @@ fn until<T, E>(
     loop {
         match attempt() {
             Err(error) if waits(&error) => {
-                assert!(
-                    poller.wait(&mut events, Some(PATIENCE)) > 0,
-                    "nothing comes"
-                );
+                assert!(poller.wait(&mut events, Some(LONG)) > 0, "nothing comes");
             }
             done => return done,
         }
@@ -206,7 +202,7 @@ fn web_sockets_over_streams_that_block_and_that_a_poller_waits_for() {
                     Ok(socket) => break socket,
                     Err(HandshakeError::Interrupted(middle)) => {
                         assert!(nonblocking);
-                        assert!(poller.wait(&mut events, Some(PATIENCE)) > 0);
+                        assert!(poller.wait(&mut events, Some(LONG)) > 0);
                         begun = Some(middle.handshake());
                     }
                     Err(HandshakeError::Failure(error)) => panic!("{error}"),

@@ -11,8 +11,7 @@ use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::{Limits, SocketError, Stack, StackError, TcpStream};
 
-/// Long enough for anything.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::support::{LONG, stacks};
 
 const VARIANTS: [Variant; 4] = [
     Variant::Single,
@@ -23,13 +22,7 @@ const VARIANTS: [Variant; 4] = [
 
 /// Two stacks and a connection between them: the server's end comes first.
 fn connected(variant: Variant) -> ((Stack, TcpStream), (Stack, TcpStream)) {
-    let (left, right) = memory::pair(MemoryConfig::default());
-    let start = |address: &str, device| {
-        let builder = Stack::builder(address).variant(variant.kind());
-        builder.replicas(variant.workers()).start(device).unwrap()
-    };
-    let server = start("10.0.0.1/24", left);
-    let client = start("10.0.0.2/24", right);
+    let [server, client] = stacks(variant);
     let listener = server.listen(7, 4).unwrap();
     let at = SocketAddr::new([10, 0, 0, 1].into(), 7);
     let ours = client.connect(at).unwrap();
@@ -54,7 +47,7 @@ fn what_was_written_arrives_with_the_end_of_the_stream_when_a_stack_is_closed() 
             });
             theirs.write_all(&pattern()).unwrap();
             let kept = (!drops).then_some(theirs);
-            server.close(PATIENCE).unwrap();
+            server.close(LONG).unwrap();
             assert!(reader.join().unwrap() == pattern(), "{variant}");
             let error = kept.map(|mut kept| kept.write(b"x").unwrap_err().kind());
             assert!(matches!(
@@ -98,7 +91,7 @@ fn a_peer_that_takes_nothing_is_waited_for_no_longer_than_asked_and_then_reset()
 fn a_peer_that_still_talks_is_reset_once_it_has_everything() {
     let ((server, mut theirs), (_client, mut ours)) = connected(Variant::Replicated(2));
     theirs.write_all(b"bye").unwrap();
-    server.close(PATIENCE).unwrap();
+    server.close(LONG).unwrap();
     let mut all = Vec::new();
     ours.read_to_end(&mut all).unwrap();
     assert_eq!(all, b"bye");
@@ -148,14 +141,14 @@ fn datagrams_leave_before_their_stack_ends() {
     let theirs = server.bind_udp(7).unwrap();
     let ours = client.bind_udp(0).unwrap();
     let at = SocketAddr::new([10, 0, 0, 1].into(), 7);
-    theirs.set_read_timeout(Some(PATIENCE)).unwrap();
+    theirs.set_read_timeout(Some(LONG)).unwrap();
     // This resolves the receiver's link-layer address.
     ours.send_to(b"first", at).unwrap();
     theirs.recv_from(&mut [0; 100]).unwrap();
     for i in 0..10u8 {
         ours.send_to(&[i; 100], at).unwrap();
     }
-    client.close(PATIENCE).unwrap();
+    client.close(LONG).unwrap();
     for i in 0..10u8 {
         let mut heard = [0; 100];
         theirs.recv_from(&mut heard).unwrap();

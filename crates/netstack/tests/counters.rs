@@ -2,16 +2,20 @@
 
 #![cfg(feature = "testkit")]
 
-use std::net::Shutdown;
+use std::net::{Shutdown, SocketAddr};
 
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::group::{Layout, ReplicatedGroup};
 use dominoes_netstack::stats::{PumpStats, StateStats};
 use dominoes_netstack::testkit::Variant;
-use dominoes_netstack::time::Duration;
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::Worker as _;
+use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Keepalive, Limits, Settings, SocketError, TcpPolicy, TcpStream};
 use dominoes_testkit::link::{Faults, LinkConfig};
 use dominoes_testkit::net::{HostConfig, HostId, Net};
 
-use crate::support::connect;
+use crate::support::{connect, setup};
 
 /// A server and a client.
 struct Hosts {
@@ -52,6 +56,28 @@ impl Hosts {
 
 fn limits() -> Limits {
     Limits::default().connections(16).receive_buffer(1 << 15)
+}
+
+/// Threads post counters in any order.
+#[test]
+fn a_replica_that_is_behind_takes_no_counter_back() {
+    let (left, right) = memory::pair(MemoryConfig::default());
+    let layout = Layout::default().replicas(2);
+    let mut group = ReplicatedGroup::new(setup(1), layout, Box::new(left)).unwrap();
+    let mut peer = Single::new(setup(2), Box::new(right)).unwrap();
+    let sockets = group.sockets();
+    let _listener = sockets.listen(7, 4).unwrap();
+    let at = SocketAddr::new([10, 0, 0, 1].into(), 7);
+    let _opening = peer.sockets().begin_connect(at).unwrap();
+    for millis in 1..=20 {
+        let now = Instant::from_millis(millis);
+        peer.turn(now);
+        group.workers()[0].turn(now);
+    }
+    for worker in group.workers() {
+        worker.post();
+        assert_eq!(sockets.stats().state.established, 1);
+    }
 }
 
 #[test]

@@ -341,7 +341,7 @@ fn by_threads<K: LockKind>(layout: LockedLayout, seed: u64, total: u64) -> Vec<L
             })
         };
         let threads: Vec<_> = group.into_workers().into_iter().map(run).collect();
-        let stands_still = || start.elapsed() > std::time::Duration::from_secs(60);
+        let stands_still = || start.elapsed() > std::time::Duration::from_secs(600);
         let (mut heard, mut told) = (false, false);
         while !(stands_still() || heard && told) {
             if peer.turn(now()) == 0 {

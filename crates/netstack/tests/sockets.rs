@@ -4,11 +4,10 @@
 
 use std::io::{BufRead, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr};
-use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use dominoes_drivers::memory::{self, MemoryConfig, MemoryDevice};
+use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::group::{Layout, ReplicatedGroup};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::variants::single::Single;
@@ -17,8 +16,7 @@ use dominoes_netstack::{
     Builder, Ipv6Config, Keepalive, MembershipError, SocketError, Stack, StackError, TcpStream,
 };
 
-/// Long enough for anything but a call that never returns.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::support::{LONG, in_time, stacks};
 
 /// The variants whose threads behave differently.
 const VARIANTS: [Variant; 4] = [
@@ -28,36 +26,14 @@ const VARIANTS: [Variant; 4] = [
     Variant::Replicated(3),
 ];
 
-fn start(variant: Variant, address: &str, device: MemoryDevice) -> Stack {
-    let builder = Stack::builder(address).variant(variant.kind());
-    builder.replicas(variant.workers()).start(device).unwrap()
-}
-
-fn pair(variant: Variant) -> (Stack, Stack) {
-    let (left, right) = memory::pair(MemoryConfig::default());
-    let server = start(variant, "10.0.0.1/24", left);
-    (server, start(variant, "10.0.0.2/24", right))
-}
-
 fn server_at(port: u16) -> SocketAddr {
     SocketAddr::new([10, 0, 0, 1].into(), port)
-}
-
-/// Runs `what` on a thread and fails if it does not return in time.
-fn within_patience<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
-    let (tell, told) = mpsc::channel();
-    let thread = thread::spawn(move || tell.send(what()));
-    let result = told
-        .recv_timeout(PATIENCE)
-        .expect("the call did not return");
-    thread.join().unwrap().unwrap();
-    result
 }
 
 #[test]
 fn bytes_go_both_ways_and_each_side_reads_the_end_of_the_other() {
     for variant in VARIANTS {
-        let (server, client) = pair(variant);
+        let [server, client] = stacks(variant);
         let listener = server.listen(7, 4).unwrap();
         let echo = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
@@ -65,7 +41,7 @@ fn bytes_go_both_ways_and_each_side_reads_the_end_of_the_other() {
             stream.read_to_end(&mut all).unwrap();
             stream.write_all(&all).unwrap();
         });
-        let heard = within_patience(move || {
+        let heard = in_time(move || {
             let mut stream = client.connect(server_at(7)).unwrap();
             let sent: Vec<u8> = (0..300_000u32).map(|i| (i * 7 + i / 256) as u8).collect();
             stream.write_all(&sent).unwrap();
@@ -83,25 +59,24 @@ fn bytes_go_both_ways_and_each_side_reads_the_end_of_the_other() {
 
 #[test]
 fn a_port_where_nobody_listens_refuses() {
-    let (_server, client) = pair(Variant::Single);
-    let refused = within_patience(move || client.connect(server_at(9)).err());
+    let [_server, client] = stacks(Variant::Single);
+    let refused = in_time(move || client.connect(server_at(9)).err());
     assert_eq!(refused, Some(SocketError::Refused));
 }
 
 #[test]
 fn an_address_that_nobody_has_is_unreachable() {
-    let (_server, client) = pair(Variant::Single);
+    let [_server, client] = stacks(Variant::Single);
     let nobody = SocketAddr::new([10, 0, 0, 77].into(), 7);
     let far = SocketAddr::new([10, 9, 0, 1].into(), 7);
-    let (near, far) =
-        within_patience(move || (client.connect(nobody).err(), client.connect(far).err()));
+    let (near, far) = in_time(move || (client.connect(nobody).err(), client.connect(far).err()));
     assert_eq!(near, Some(SocketError::Unreachable));
     assert_eq!(far, Some(SocketError::NoRoute));
 }
 
 #[test]
 fn a_port_is_listened_on_once_until_its_listener_is_dropped() {
-    let (server, _client) = pair(Variant::Single);
+    let [server, _client] = stacks(Variant::Single);
     let first = server.listen(7, 1).unwrap();
     assert_eq!(server.listen(7, 1).err(), Some(SocketError::PortTaken));
     drop(first);
@@ -111,9 +86,9 @@ fn a_port_is_listened_on_once_until_its_listener_is_dropped() {
 #[test]
 fn shutting_the_stack_down_wakes_every_blocked_call_with_an_error() {
     for variant in VARIANTS.into_iter().take(3) {
-        let (server, client) = pair(variant);
+        let [server, client] = stacks(variant);
         let listener = server.listen(7, 4).unwrap();
-        let (_silent, mut full, client) = within_patience(move || {
+        let (_silent, mut full, client) = in_time(move || {
             let silent = client.connect(server_at(7)).unwrap();
             (silent, client.connect(server_at(7)).unwrap(), client)
         });
@@ -134,7 +109,7 @@ fn shutting_the_stack_down_wakes_every_blocked_call_with_an_error() {
         });
         // The shutdown must end each thread, however far it got.
         thread::sleep(Duration::from_millis(50));
-        within_patience(move || {
+        in_time(move || {
             server.shutdown();
             client.shutdown();
         });
@@ -150,7 +125,7 @@ fn shutting_the_stack_down_wakes_every_blocked_call_with_an_error() {
 #[test]
 fn many_connections_at_once_are_all_served() {
     for variant in VARIANTS.into_iter().take(3) {
-        let (server, client) = pair(variant);
+        let [server, client] = stacks(variant);
         let listener = server.listen(7, 64).unwrap();
         let serving = thread::spawn(move || {
             let streams: Vec<_> = (0..40).map(|_| listener.accept().unwrap().0).collect();
@@ -160,7 +135,7 @@ fn many_connections_at_once_are_all_served() {
                 stream.write_all(&all).unwrap();
             }
         });
-        let served = within_patience(move || {
+        let served = in_time(move || {
             let mut streams: Vec<_> = (0..40)
                 .map(|_| client.connect(server_at(7)).unwrap())
                 .collect();
@@ -196,7 +171,7 @@ fn places_of_closed_connections_are_used_again() {
             stream.abort();
         }
     });
-    within_patience(move || {
+    in_time(move || {
         for round in 0..rounds {
             let mut stream = client
                 .connect(server_at(7))
@@ -343,7 +318,7 @@ fn what_cannot_be_is_refused_with_an_error_that_names_it() {
 #[test]
 fn nobody_joins_a_stack_without_a_log() {
     for variant in VARIANTS.into_iter().take(2) {
-        let (server, _client) = pair(variant);
+        let [server, _client] = stacks(variant);
         let no_log =
             |error: StackError| matches!(error, StackError::Membership(MembershipError::NoLog));
         assert!(server.add_replica().is_err_and(no_log), "{variant}");
@@ -360,10 +335,10 @@ fn nobody_joins_a_stack_without_a_log() {
 }
 
 /// Two ends of a connection, the client's first, and their stacks.
-fn connected(variant: Variant) -> (TcpStream, TcpStream, (Stack, Stack)) {
-    let stacks = pair(variant);
-    let listener = stacks.0.listen(7, 4).unwrap();
-    let ours = stacks.1.connect(server_at(7)).unwrap();
+fn connected(variant: Variant) -> (TcpStream, TcpStream, [Stack; 2]) {
+    let stacks = stacks(variant);
+    let listener = stacks[0].listen(7, 4).unwrap();
+    let ours = stacks[1].connect(server_at(7)).unwrap();
     let (theirs, _) = listener.accept().unwrap();
     (ours, theirs, stacks)
 }
@@ -404,7 +379,7 @@ fn a_call_with_a_timeout_gives_up_and_one_that_may_not_wait_does_so_at_once() {
 
 #[test]
 fn an_open_with_a_timeout_gives_up_and_a_listener_that_may_not_wait_says_so() {
-    let (server, client) = pair(Variant::Single);
+    let [server, client] = stacks(Variant::Single);
     let nobody = SocketAddr::new([10, 0, 0, 77].into(), 7);
     let sockets = client.sockets();
     let given_up = sockets.connect_timeout(nobody, Duration::from_millis(20));
@@ -413,7 +388,7 @@ fn an_open_with_a_timeout_gives_up_and_a_listener_that_may_not_wait_says_so() {
     listener.set_nonblocking(true).unwrap();
     let error = listener.accept().unwrap_err();
     assert_eq!(SocketError::of(&error), Some(SocketError::WouldBlock));
-    let opened = sockets.connect_timeout(server_at(7), PATIENCE).unwrap();
+    let opened = sockets.connect_timeout(server_at(7), LONG).unwrap();
     listener.set_nonblocking(false).unwrap();
     assert_eq!(listener.accept().unwrap().1, opened.local_addr().unwrap());
 }
@@ -462,7 +437,7 @@ fn dropping_a_connection_resets_it_waits_for_its_peer_or_does_neither() {
 
     let (mut ours, mut theirs, _stacks) = connected(Variant::Replicated(2));
     ours.write_all(&[5; 10_000]).unwrap();
-    ours.set_linger(Some(PATIENCE));
+    ours.set_linger(Some(LONG));
     drop(ours);
     let mut all = Vec::new();
     theirs.read_to_end(&mut all).unwrap();
@@ -483,13 +458,10 @@ fn settings_are_kept_and_those_out_of_range_refused() {
         !ours.nodelay().unwrap() && ours.keepalive().is_none() && ours.user_timeout().is_none()
     );
     ours.set_nodelay(true).unwrap();
-    let often = Keepalive::default()
-        .idle(PATIENCE)
-        .interval(PATIENCE)
-        .probes(3);
+    let often = Keepalive::default().idle(LONG).interval(LONG).probes(3);
     ours.set_keepalive(Some(often)).unwrap();
-    ours.set_user_timeout(Some(PATIENCE)).unwrap();
-    ours.set_linger(Some(PATIENCE));
+    ours.set_user_timeout(Some(LONG)).unwrap();
+    ours.set_linger(Some(LONG));
     assert_eq!((ours.ttl().unwrap(), ours.tos()), (64, 0));
     for no_ttl in [0, 256] {
         assert!(ours.set_ttl(no_ttl).is_err());
@@ -501,7 +473,7 @@ fn settings_are_kept_and_those_out_of_range_refused() {
     assert_eq!(ours.keepalive(), Some(often));
     assert_eq!(
         (ours.user_timeout(), ours.linger()),
-        (Some(PATIENCE), Some(PATIENCE))
+        (Some(LONG), Some(LONG))
     );
     ours.set_linger(None);
     let too_often = Keepalive::default().idle(Duration::ZERO);
@@ -543,7 +515,7 @@ fn an_io_error_keeps_the_typed_one_and_its_number() {
 #[test]
 fn datagrams_are_echoed_by_a_thread_that_waits_for_them() {
     for variant in VARIANTS {
-        let (server, client) = pair(variant);
+        let [server, client] = stacks(variant);
         let theirs = server.bind_udp(7).unwrap();
         let echo = thread::spawn(move || {
             let mut buffer = [0; 9_000];
@@ -551,7 +523,7 @@ fn datagrams_are_echoed_by_a_thread_that_waits_for_them() {
                 theirs.send_to(&buffer[..len], from).unwrap();
             }
         });
-        within_patience(move || {
+        in_time(move || {
             let mut ours = client.bind_udp(0).unwrap();
             ours.connect(server_at(7)).unwrap();
             let mut buffer = [0; 9_000];
@@ -573,9 +545,9 @@ fn datagrams_are_echoed_by_a_thread_that_waits_for_them() {
 #[test]
 fn the_first_datagram_may_be_the_longest() {
     for variant in VARIANTS {
-        let (server, client) = pair(variant);
+        let [server, client] = stacks(variant);
         let theirs = server.bind_udp(7).unwrap();
-        within_patience(move || {
+        in_time(move || {
             let ours = client.bind_udp(0).unwrap();
             let sent: Vec<u8> = (0..65_507).map(|at| (at * 7 / 3) as u8).collect();
             ours.send_to(&sent, server_at(7)).unwrap();
@@ -590,7 +562,7 @@ fn the_first_datagram_may_be_the_longest() {
 
 #[test]
 fn a_call_for_datagrams_ends_with_its_timeout_and_with_the_socket_that_does_not_block() {
-    let (server, _client) = pair(Variant::Single);
+    let [server, _client] = stacks(Variant::Single);
     let socket = server.bind_udp(7).unwrap();
     assert_eq!(
         socket

@@ -3,15 +3,12 @@
 
 #![cfg(feature = "testkit")]
 
-use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::testkit::Variant;
-use dominoes_netstack::{SocketError, Sockets, Stack, TcpListener};
-use std::sync::mpsc;
+use dominoes_netstack::{SocketError, Sockets, TcpListener};
 use std::thread;
 use std::time::Duration;
 
-/// Long enough for anything but a call that never returns.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::support::{in_time, stacks};
 
 /// The contents of both modules.
 macro_rules! snippets {
@@ -65,31 +62,12 @@ mod over_stacks {
     snippets!(dominoes_netstack);
 }
 
-/// Runs `what` on a thread and fails if it does not come back.
-fn within_patience<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
-    let (tell, told) = mpsc::channel();
-    let thread = thread::spawn(move || tell.send(what()));
-    let result = told.recv_timeout(PATIENCE);
-    let result = result.expect("the call did not return");
-    thread.join().unwrap().unwrap();
-    result
-}
-
-fn stacks(variant: Variant) -> [Stack; 2] {
-    let (left, right) = memory::pair(MemoryConfig::default());
-    let start = |address, device| {
-        let builder = Stack::builder(address).variant(variant.kind());
-        builder.replicas(variant.workers()).start(device).unwrap()
-    };
-    [start("10.0.0.1/24", left), start("10.0.0.2/24", right)]
-}
-
 #[test]
 fn what_is_written_for_std_does_the_same_over_stacks() {
     use over_the_host::Side;
     for (number, (snippet, expected)) in over_the_host::SNIPPETS.iter().enumerate() {
         println!("number {number}, over the host");
-        let said = within_patience(move || snippet(&Side, &Side));
+        let said = in_time(move || snippet(&Side, &Side));
         assert_eq!(said.unwrap(), *expected, "number {number}, over the host");
     }
     assert_eq!(over_the_host::SNIPPETS.len(), over_stacks::SNIPPETS.len());
@@ -101,7 +79,7 @@ fn what_is_written_for_std_does_the_same_over_stacks() {
         for (number, (snippet, expected)) in over_stacks::SNIPPETS.iter().enumerate() {
             let (server, client) = (server.clone(), client.clone());
             println!("number {number}, {variant}");
-            let said = within_patience(move || snippet(&server, &client));
+            let said = in_time(move || snippet(&server, &client));
             assert_eq!(said.unwrap(), *expected, "number {number}, {variant}");
         }
     }
@@ -127,7 +105,7 @@ fn a_listener_that_is_closed_ends_the_accepts_that_wait() {
     assert_eq!(listener.try_accept().map(drop), Err(SocketError::Closed));
     // Another listener may have the port now; the closed one takes no connection from it.
     let other = server.listen(7, 4).unwrap();
-    let _ours = within_patience(move || (client.connect("10.0.0.1:7").unwrap(), client));
+    let _ours = in_time(move || (client.connect("10.0.0.1:7").unwrap(), client));
     assert_eq!(listener.try_accept().map(drop), Err(SocketError::Closed));
     assert!(other.accept().is_ok());
 }
@@ -159,8 +137,7 @@ fn bytes_reserved_in_the_send_ring_are_zero_and_sent_when_committed() {
     use std::io::{Read, Write};
     let [server, client] = stacks(Variant::Replicated(2));
     let listener = server.listen(7, 4).unwrap();
-    let (mut ours, _client) =
-        within_patience(move || (client.connect("10.0.0.1:7").unwrap(), client));
+    let (mut ours, _client) = in_time(move || (client.connect("10.0.0.1:7").unwrap(), client));
     let (mut theirs, _) = listener.accept().unwrap();
     // Leaves non-zero bytes in the ring after it wraps.
     let mut all = vec![0xaa; 1 << 20];
@@ -202,8 +179,7 @@ fn a_clone_waits_while_bytes_are_lent_in_place_and_goes_on_afterwards() {
     use std::io::{BufRead, Read, Write};
     let [server, client] = stacks(Variant::Single);
     let listener = server.listen(7, 4).unwrap();
-    let (mut ours, _client) =
-        within_patience(move || (client.connect("10.0.0.1:7").unwrap(), client));
+    let (mut ours, _client) = in_time(move || (client.connect("10.0.0.1:7").unwrap(), client));
     let (mut theirs, _) = listener.accept().unwrap();
     ours.write_all(b"lent, and read").unwrap();
     while theirs.peek(&mut [0; 14]).unwrap() < 14 {}

@@ -3,8 +3,11 @@
 use std::io::Write;
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
 
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{ConnectionStats, SocketError, Sockets, Stack, TcpStream};
@@ -19,6 +22,27 @@ const PIECE: usize = 200_000;
 /// The stack at 10.0.0.`last`.
 pub(crate) fn setup(last: u8) -> Setup {
     Setup::new([10, 0, 0, last].into(), 24, [u64::from(last), 7])
+}
+
+/// Longer than any call takes on a busy machine, unless it never returns.
+pub(crate) const LONG: std::time::Duration = std::time::Duration::from_secs(300);
+
+/// Runs `what` on a thread and fails if it does not return.
+pub(crate) fn in_time<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
+    let (tell, told) = mpsc::channel();
+    let thread = thread::spawn(move || tell.send(what()));
+    let result = told.recv_timeout(LONG).expect("the call did not return");
+    thread.join().unwrap().unwrap();
+    result
+}
+
+/// Running stacks at 10.0.0.1 and 10.0.0.2.
+pub(crate) fn stacks(variant: Variant) -> [Stack; 2] {
+    let (left, right) = memory::pair(MemoryConfig::default());
+    [("10.0.0.1/24", left), ("10.0.0.2/24", right)].map(|(address, device)| {
+        let builder = Stack::builder(address).variant(variant.kind());
+        builder.replicas(variant.workers()).start(device).unwrap()
+    })
 }
 
 /// The list of the `count` connections of `stack`. On a busy machine a worker may be without a core

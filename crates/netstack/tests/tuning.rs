@@ -6,7 +6,6 @@ use std::io::{Read, Write};
 use std::thread;
 use std::time::Duration;
 
-use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::TcpState as State;
 use dominoes_netstack::config::CongestionControl;
 use dominoes_netstack::testkit::Variant;
@@ -14,19 +13,9 @@ use dominoes_netstack::{
     ConnectionStats, Limits, Settings, SocketError, Stack, TcpListener, TcpStream, Tuning,
 };
 
-/// Long enough for any event that happens at all.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::support::{LONG, stacks};
 
 const VARIANTS: [Variant; 3] = [Variant::Single, Variant::Locked(1), Variant::Replicated(2)];
-
-fn stacks(variant: Variant) -> [Stack; 2] {
-    let (left, right) = memory::pair(MemoryConfig::default());
-    let start = |address, device| {
-        let builder = Stack::builder(address).variant(variant.kind());
-        builder.replicas(variant.workers()).start(device).unwrap()
-    };
-    [start("10.0.0.1/24", left), start("10.0.0.2/24", right)]
-}
 
 /// The server's end and the client's end of a new connection to this listener.
 fn connect(listener: &TcpListener, client: &Stack) -> (TcpStream, TcpStream) {
@@ -37,7 +26,7 @@ fn connect(listener: &TcpListener, client: &Stack) -> (TcpStream, TcpStream) {
 /// Polls the statistics until they satisfy `is`.
 fn until(stream: &TcpStream, is: impl Fn(&ConnectionStats) -> bool) -> ConnectionStats {
     let mut last = None;
-    for _ in 0..PATIENCE.as_millis() {
+    for _ in 0..LONG.as_millis() {
         match stream.info() {
             Some(stats) if is(&stats) => return stats,
             stats => last = stats,
@@ -215,7 +204,7 @@ fn a_thread_that_drops_a_lingering_connection_does_not_wait_and_one_may() {
     let (theirs, mut ours) = connect(&listener, &client);
     fill(&mut ours);
     // A drop that waited would take a day.
-    ours.set_linger(Some(PATIENCE * 3000));
+    ours.set_linger(Some(LONG * 300));
     drop(ours);
     drop(theirs);
 
@@ -236,7 +225,7 @@ fn a_thread_that_drops_a_lingering_connection_does_not_wait_and_one_may() {
     let (theirs_again, ours) = connect(&listener, &client);
     theirs = theirs_again;
     (&ours).write_all(b"all of it").unwrap();
-    assert_eq!(ours.close_within(PATIENCE), Ok(()));
+    assert_eq!(ours.close_within(LONG), Ok(()));
     let mut all = String::new();
     theirs.read_to_string(&mut all).unwrap();
     assert_eq!(all, "all of it");

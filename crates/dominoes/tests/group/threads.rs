@@ -17,7 +17,7 @@ use std::{
 
 /// Waits until `ready` returns true.
 fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(300);
     while !ready() {
         assert!(Instant::now() < deadline, "waited too long for {what}");
         thread::sleep(Duration::from_micros(100));

@@ -10,7 +10,7 @@ use dominoes_drivers::{Capabilities, Device, DeviceRx, DeviceTx, Frame};
 use std::time::{Duration, Instant};
 
 /// Longer than anything here takes on a busy machine.
-pub const TIMEOUT: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A device, split into its parts.
 pub struct Port {

@@ -247,10 +247,16 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
 
     fn post(&mut self) {
         let state = self.replica.stats();
-        let pump = self.pump_stats();
+        // Held until the counters are posted, so that no other worker posts newer ones before.
+        let rx = self.shared.rx.try_take();
         self.shared.world.post(|posted| {
-            posted.state = state;
-            posted.pump = pump.unwrap_or(posted.pump);
+            // Another worker may be ahead of this one.
+            if state.requests >= posted.state.requests {
+                posted.state = state;
+            }
+            if let Some(rx) = &rx {
+                posted.pump = rx.pump.stats();
+            }
         });
     }
 

@@ -76,6 +76,8 @@ struct Asks {
     waiting: Vec<Ask>,
     /// The last list that was not of one connection only.
     latest: Vec<ConnectionStats>,
+    /// How many requests the replica had applied that answered last.
+    applied: u64,
 }
 
 /// The request of a thread that waits for its list.
@@ -111,12 +113,17 @@ impl View {
         self.asked.load(Ordering::Relaxed)
     }
 
-    /// Makes the lists that were asked for, unless another thread has the lock.
+    /// Makes the lists that were asked for, unless another thread has the lock, or `replica` is
+    /// behind one that has answered: it would show an earlier moment.
     #[cold]
     pub(crate) fn answer(&self, replica: &ReplicaState) {
         let Some(mut asks) = try_lock(&self.asks) else {
             return;
         };
+        if replica.applied() < asks.applied {
+            return;
+        }
+        asks.applied = replica.applied();
         // ORDERING: Relaxed, as in `is_asked`.
         self.asked.store(false, Ordering::Relaxed);
         for ask in core::mem::take(&mut asks.waiting) {
@@ -183,7 +190,10 @@ impl View {
         ring();
         let list = list.recv_timeout(patience).ok();
         if list.is_none() {
-            self.asks().waiting.retain(|ask| ask.number != number);
+            let mut asks = self.asks();
+            asks.waiting.retain(|ask| ask.number != number);
+            // The replica that was ahead may be gone.
+            asks.applied = 0;
         }
         list
     }
@@ -274,6 +284,19 @@ mod tests {
             let ones = ones.map(|thread| thread.join().unwrap());
             assert_eq!((lists, ones), ([1, 2, 3], [Some(conns[0]), Some(conns[2])]));
         });
+    }
+
+    #[test]
+    fn a_replica_behind_one_that_answered_leaves_the_next_answer_to_others() {
+        let (view, [ahead, behind]) = (View::default(), [3, 1].map(replica));
+        let list = |ring: &dyn Fn(), patience| view.list(10, ring, patience).len();
+        assert_eq!(list(&|| view.answer(&behind), LONG), 1);
+        assert_eq!(list(&|| view.answer(&ahead), LONG), 3);
+        let both = || [&behind, &ahead].map(|replica| view.answer(replica));
+        assert_eq!(list(&|| _ = both(), LONG), 3);
+        // The one that is ahead no longer answers.
+        assert_eq!(list(&|| view.answer(&behind), time::Duration::ZERO), 3);
+        assert_eq!(list(&|| view.answer(&behind), LONG), 1);
     }
 
     #[test]

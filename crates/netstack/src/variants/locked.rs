@@ -604,11 +604,15 @@ impl<K: LockKind> drive::Worker for LockedWorker<K> {
     }
 
     fn post(&mut self) {
-        let pump = self.pump_stats();
         let state = self.shared.locks.look(|state| state.replica.stats());
+        let rx = self.shared.rx.try_take();
         self.shared.world.post(|posted| {
-            posted.state = state;
-            posted.pump = pump.unwrap_or(posted.pump);
+            if state.requests >= posted.state.requests {
+                posted.state = state;
+            }
+            if let Some(rx) = &rx {
+                posted.pump = rx.receiver.pump.stats();
+            }
         });
     }
 

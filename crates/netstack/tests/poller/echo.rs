@@ -2,7 +2,6 @@
 
 use std::io::ErrorKind;
 use std::thread;
-use std::time::Duration;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::testkit::Variant;
@@ -10,9 +9,7 @@ use dominoes_netstack::{EchoSocket, SocketError, Stack};
 use dominoes_testkit::hand::{Wired, address, setup};
 
 use super::*;
-
-/// Long enough for anything but an event that never comes.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::support::LONG;
 
 /// An echo socket, alone in a poller.
 fn registered(fixture: &Wired, trigger: Trigger) -> (EchoSocket, Poller) {
@@ -132,7 +129,7 @@ fn a_thread_that_waits_is_woken_by_every_reply_and_by_the_end_of_the_stack() {
             });
             let wait = |poller: &Poller, what: &str| {
                 let mut events = Events::with_capacity(1);
-                let len = poller.wait(&mut events, Some(PATIENCE));
+                let len = poller.wait(&mut events, Some(LONG));
                 assert!(len > 0, "{variant}, {trigger:?}: {what}");
             };
             let to = [10, 0, 0, 2].into();

@@ -14,9 +14,7 @@ use dominoes_netstack::{SocketError, Stack, TcpListener, TcpStream};
 use dominoes_testkit::Rng;
 
 use super::*;
-
-/// Long enough for anything but an event that never comes.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::support::LONG;
 
 const VARIANTS: [Variant; 3] = [Variant::Single, Variant::Locked(2), Variant::Replicated(2)];
 
@@ -157,7 +155,7 @@ impl Server {
     fn run(&mut self, connections: usize) {
         let mut events = Events::with_capacity(32);
         while self.served < connections {
-            let len = self.poller.wait(&mut events, Some(PATIENCE));
+            let len = self.poller.wait(&mut events, Some(LONG));
             assert!(len > 0, "nothing is ready, and {} have ended", self.served);
             for event in &events {
                 self.serve(*event);
@@ -169,7 +167,7 @@ impl Server {
 /// Connects, writes bytes while it reads their echo, and checks them.
 fn client(stack: &Stack, number: u64, bytes: usize) {
     let stream = stack.connect(server_at(7)).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
     let mut rng = Rng::new(number);
     let sent: Vec<u8> = (0..bytes).map(|_| rng.next() as u8).collect();
     let (mut reader, mut writer) = stream.split();
@@ -209,7 +207,7 @@ fn a_wake_ends_the_wait_that_goes_on_or_the_next_one() {
     waker.wake();
     waker.clone().wake();
     // The two calls of `wake` count as one.
-    assert_eq!(poller.wait(&mut events, Some(PATIENCE)), 0);
+    assert_eq!(poller.wait(&mut events, Some(LONG)), 0);
     assert_eq!(poller.wait(&mut events, Some(Duration::from_millis(2))), 0);
     let (there, back) = (Poller::new().unwrap(), Poller::new().unwrap());
     let (to, fro) = (there.waker(), back.waker());
@@ -252,7 +250,7 @@ fn a_stack_that_ends_reports_all_that_is_registered() {
         let mut missing = vec![1, 2, 3];
         let mut events = Events::with_capacity(4);
         while !missing.is_empty() {
-            let len = poller.wait(&mut events, Some(PATIENCE));
+            let len = poller.wait(&mut events, Some(LONG));
             assert!(len > 0, "{variant}: {missing:?}");
             for event in &events {
                 missing.retain(|token| *token != event.token.0);
@@ -276,7 +274,7 @@ fn registering_and_dropping_races_with_arrivals() {
             let waits = scope.spawn(move || {
                 let mut events = Events::with_capacity(8);
                 while !over.load(Ordering::Relaxed) {
-                    poller.wait(&mut events, Some(PATIENCE));
+                    poller.wait(&mut events, Some(LONG));
                 }
             });
             let threads = [0, 1, 2].map(|number: u64| {
@@ -324,7 +322,7 @@ fn registering_and_dropping_races_with_arrivals() {
             .unwrap();
         theirs.write_all(b"news").unwrap();
         let mut events = Events::with_capacity(8);
-        assert_eq!(poller.wait(&mut events, Some(PATIENCE)), 1);
+        assert_eq!(poller.wait(&mut events, Some(LONG)), 1);
         assert!(events.iter().all(|event| event.token == Token(9)));
     }
 }
@@ -349,7 +347,7 @@ fn no_wake_up_is_lost_in_many_short_round_trips() {
                 for round in 0..2000_u32 {
                     stream.try_write(&[round as u8]).unwrap();
                     while stream.try_read(&mut byte).is_err() {
-                        let len = poller.wait(&mut events, Some(PATIENCE));
+                        let len = poller.wait(&mut events, Some(LONG));
                         assert!(len > 0, "{variant}, {trigger:?}, round {round}");
                     }
                     assert_eq!(byte[0], round as u8);
@@ -386,7 +384,7 @@ fn a_server_that_sleeps_in_mio_echoes_all_bytes() {
             let mut woken = mio::Events::with_capacity(8);
             let mut events = Events::with_capacity(4);
             while served.served < 8 {
-                poll.poll(&mut woken, Some(PATIENCE)).unwrap();
+                poll.poll(&mut woken, Some(LONG)).unwrap();
                 assert!(
                     !woken.is_empty(),
                     "{trigger:?}: {} have ended",
@@ -425,7 +423,7 @@ fn the_descriptor_is_readable_while_there_are_events() {
     // The connection was queued before the descriptor existed.
     assert!(is_readable(&early, true));
     let mut events = Events::with_capacity(4);
-    assert_eq!(early.wait(&mut events, Some(PATIENCE)), 1);
+    assert_eq!(early.wait(&mut events, Some(LONG)), 1);
     assert!(is_readable(&early, false), "by level there is one still");
     let (ours, _) = listener.accept().unwrap();
     assert_eq!(reported(&early), []);
