@@ -48,13 +48,12 @@ const fn room(name: &'static str, access: Access, imports: &'static [&'static st
 }
 
 /// The rooms, lowest first.
-const ROOMS: [Room; 25] = [
+const ROOMS: [Room; 24] = [
     room("hash", Access::Pure, &[]),
     room("packet", Access::Pure, &[]),
     room("seqnum", Access::Pure, &[]),
     room("stats", Access::Log, &[]),
     room("time", Access::Std, &[]),
-    room("clock", Access::Std, &[]),
     room("config", Access::Pure, &["packet", "time"]),
     room("error", Access::Std, &["config"]),
     room("keys", Access::Pure, &["packet"]),
@@ -103,8 +102,7 @@ const ROOMS: [Room; 25] = [
         "socket",
         Access::All,
         &[
-            "clock", "config", "error", "io", "ip", "keys", "log", "packet", "state", "stats",
-            "time", "udp",
+            "config", "error", "io", "ip", "keys", "log", "packet", "state", "stats", "time", "udp",
         ],
     ),
     room(
@@ -131,8 +129,7 @@ const ROOMS: [Room; 25] = [
         "stack",
         Access::All,
         &[
-            "clock", "config", "error", "group", "io", "ip", "log", "socket", "stats", "time",
-            "variants",
+            "config", "error", "group", "io", "ip", "log", "socket", "stats", "time", "variants",
         ],
     ),
     room(
@@ -151,9 +148,9 @@ const ROOMS: [Room; 25] = [
         "lib",
         Access::All,
         &[
-            "error", "hash", "packet", "seqnum", "stats", "time", "clock", "config", "keys", "ip",
-            "log", "tcp", "udp", "state", "host", "groups", "io", "socket", "drive", "group",
-            "variants", "stack", "router", "testkit",
+            "error", "hash", "packet", "seqnum", "stats", "time", "config", "keys", "ip", "log",
+            "tcp", "udp", "state", "host", "groups", "io", "socket", "drive", "group", "variants",
+            "stack", "router", "testkit",
         ],
     ),
 ];
@@ -250,7 +247,7 @@ const PATH_OF_A_FRAME: [&str; 24] = [
     "crates/netstack/src/drive.rs",
     "crates/netstack/src/group",
     "crates/netstack/src/group.rs",
-    "crates/netstack/src/groups",
+    "crates/netstack/src/groups.rs",
     "crates/netstack/src/io",
     "crates/netstack/src/stack/driven.rs",
     "crates/netstack/src/variants/pipelined",

@@ -12,7 +12,6 @@ mod assign;
 mod at_once;
 mod autoscale;
 mod divergence;
-mod drive;
 mod execute;
 mod fault_hooks;
 mod intake;
@@ -41,12 +40,12 @@ use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 use dominoes::{
-    BatchWriter, Batches, EventCount, Exclusive, ExclusiveGuard, Fingerprints, Mismatch, Publisher,
-    Seq, Spin, UnitState, Units, Verdicts,
+    BatchWriter, Batches, ChannelStats, EventCount, Exclusive, ExclusiveGuard, Fingerprints,
+    Mismatch, Publisher, Seq, Spin, UnitState, Units, Verdicts,
 };
 use dominoes_drivers::Device;
 
-use crate::drive::ByHand;
+use crate::drive::{ByHand, Handle, Joining};
 use crate::error::{ConfigError, MembershipError};
 use crate::io::claim::Claimer;
 use crate::io::prepare::{prepare, prepare_and_store};
@@ -58,8 +57,9 @@ use crate::io::world::World;
 use crate::io::{Batch, BatchRuns, Run};
 use crate::log::effect::Effect;
 use crate::log::request::{MAX_RUN, Request, Verdict};
+use crate::socket::Sockets;
 use crate::state::apply::ReplicaState;
-use crate::stats::{EffectStats, PostedStats};
+use crate::stats::{AutoscaleStats, EffectStats, MembershipStats, PostedStats};
 use crate::time::{Duration, Instant};
 
 /// A bit beside a verdict: the payload was stored while it was verified.
@@ -160,19 +160,6 @@ impl ReplicatedShared {
         Some(RxGuard { side, claimer })
     }
 
-    /// Whether a worker that fails is to be replaced.
-    pub(crate) fn replaces_failed(&self) -> bool {
-        self.layout.tuning.revive
-    }
-
-    pub(crate) fn compare(&self) -> Result<usize, Mismatch> {
-        self.posts.compare()
-    }
-
-    pub(crate) fn shares(&self) -> Vec<EffectStats> {
-        self.slot_stats.iter().map(|stats| stats.load()).collect()
-    }
-
     /// Asks the autoscaler whether one worker more or less should be active, and changes that.
     #[cold]
     fn autoscale(&self, autoscaler: &mut Autoscaler, now: Instant) {
@@ -261,6 +248,58 @@ impl ReplicatedShared {
     #[inline]
     fn frame_chunk_end(&self, frame: u64) -> u64 {
         (frame | (self.layout.tuning.frame_chunk as u64 - 1)) + 1
+    }
+}
+
+impl Handle for Arc<ReplicatedShared> {
+    fn sockets(&self) -> Sockets {
+        Sockets::new(&self.world)
+    }
+
+    fn compare(&self) -> Result<usize, Mismatch> {
+        self.posts.compare()
+    }
+
+    fn shares(&self) -> Vec<EffectStats> {
+        self.slot_stats.iter().map(|stats| stats.load()).collect()
+    }
+
+    fn membership_stats(&self) -> MembershipStats {
+        self.membership.stats()
+    }
+
+    fn autoscale_stats(&self) -> AutoscaleStats {
+        // ORDERING: Relaxed: one word, and a measurement.
+        AutoscaleStats::from_word(self.scaled.load(Ordering::Relaxed))
+    }
+
+    fn autoscales(&self) -> bool {
+        self.layout.autoscale
+    }
+
+    fn has_one_active(&self) -> bool {
+        self.membership.staying().count_ones() <= 1
+    }
+
+    fn log_stats(&self, name: String) -> Option<ChannelStats> {
+        Some(self.log.stats(name))
+    }
+
+    fn join(&self, replica: Option<usize>) -> Result<Box<dyn Joining>, MembershipError> {
+        Ok(Box::new(JoiningWorker::new(self, replica, ())?))
+    }
+
+    fn leave(&self, replica: Option<usize>) -> Result<usize, MembershipError> {
+        self.request_leave(replica)
+    }
+
+    fn replaces_failed(&self) -> bool {
+        self.layout.tuning.revive
+    }
+
+    fn wake_all(&self) {
+        self.unpark_event.notify_all();
+        self.work_event.notify_all();
     }
 }
 

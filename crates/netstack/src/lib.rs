@@ -109,8 +109,6 @@ mod io;
 pub mod router;
 pub mod stats;
 
-mod clock;
-
 mod socket;
 mod stack;
 

@@ -42,8 +42,7 @@ use crate::io::world::{Command, Options, World};
 use crate::ip::neighbor::WaitingOpen;
 use crate::keys::KeyUse;
 use crate::log::request::{Address, Binding, Body, ConnId, Endpoint, Families, Flow};
-use crate::state::demux::Grouping;
-use crate::state::ports::ephemeral_from;
+use crate::state::demux::{Grouping, ephemeral_from};
 use crate::stats::StackStats;
 
 use current::each_address;

@@ -6,7 +6,7 @@ mod driven;
 mod handover;
 mod threads;
 
-use crate::clock::now;
+use crate::io::sleep::now;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::thread::JoinHandle;

@@ -71,7 +71,7 @@ const FUNCTIONS: [Path; 2] = [
                 "TCPReceive",
                 "connection lookup",
                 0,
-                "io/stream/table.rs state/demux.rs state/ports.rs state/apply/connections.rs",
+                "io/stream/table.rs state/demux.rs state/apply/connections.rs",
             ),
             function(
                 "TCPReceive",

@@ -2,4 +2,3 @@
 
 pub mod apply;
 pub mod demux;
-pub mod ports;

@@ -21,11 +21,12 @@ use dominoes::{Seq, Spin, Subscription};
 use super::pending::PendingEffects;
 use super::worker::ReplicatedWorker;
 use crate::config::Limits;
+use crate::drive::{Joining, Worker};
 use crate::error::MembershipError;
 use crate::group::{FaultHooks, ReplicatedShared};
+use crate::io::sleep::RECHECK;
 use crate::log::request::Request;
 use crate::state::apply::ReplicaState;
-use crate::stats::MembershipStats;
 
 /// Everything that a worker needs to continue from another worker's position.
 pub(crate) struct Snapshot {
@@ -63,11 +64,6 @@ fn error(error: dominoes::group::ReplicaSlotError) -> MembershipError {
 }
 
 impl ReplicatedShared {
-    /// How many replicas joined, left, failed, and so on, so far.
-    pub(crate) fn membership_stats(&self) -> MembershipStats {
-        self.membership.stats()
-    }
-
     /// The number of active workers.
     pub(crate) fn active_count(&self) -> usize {
         self.membership.active().count_ones() as usize
@@ -220,10 +216,6 @@ impl<T: FaultHooks> JoiningWorker<T> {
         self.hooks.is_some() || self.worker.is_some()
     }
 
-    pub(crate) fn shared(&self) -> &Arc<ReplicatedShared> {
-        &self.shared
-    }
-
     /// The worker, once its state has passed the join check. `None` before, and after it was
     /// returned.
     pub fn try_join(&mut self) -> Option<ReplicatedWorker<T>> {
@@ -241,6 +233,23 @@ impl<T: FaultHooks> JoiningWorker<T> {
         }
         worker.count_join();
         self.worker.take().map(|worker| *worker)
+    }
+}
+
+impl<T: FaultHooks> Joining for JoiningWorker<T> {
+    fn id(&self) -> usize {
+        self.replica()
+    }
+
+    fn try_join(&mut self) -> Option<Box<dyn Worker>> {
+        Some(Box::new(JoiningWorker::try_join(self)?))
+    }
+
+    fn wait(&mut self) {
+        // The worker that gives the state notifies this event. It may be held up.
+        let event = &self.shared.work_event;
+        let key = event.prepare();
+        event.wait(key, Some(RECHECK));
     }
 }
 

@@ -15,7 +15,6 @@
 //!   prepares the next request, whichever worker is its primary.
 
 mod membership;
-mod sending;
 #[cfg(feature = "testkit")]
 mod steps;
 
@@ -28,6 +27,7 @@ use std::sync::Arc;
 use dominoes::group::WorkerState;
 use dominoes::{ReadBatch, Seq, Spin, Subscription};
 
+use super::assign::Owner;
 use super::execute::{Executor, HeldUnits, Step};
 use super::intake::{Intake, Publishing};
 use super::pending::{Cursor, PendingEffects};
@@ -35,25 +35,41 @@ use super::slots::Snapshot;
 use super::solo::LogMode;
 use super::steal::{STEAL_BATCH, Stragglers};
 use crate::drive::coalescing::CoalescingDelay;
+use crate::drive::{self, CoreTime, TurnStep};
 use crate::group::{FaultHooks, ReplicatedShared, STORED};
 use crate::io::direct::DirectLog;
 use crate::io::perform::Template;
+use crate::io::record::{Entry, Recorder};
+use crate::io::rx::Log;
+use crate::io::sleep::{Sleep, sleep_alone};
 use crate::io::world::Wakes;
 use crate::io::{BatchRuns, FrameRecycler};
 use crate::log::effect::Effect;
 use crate::log::request::{Request, Verdict};
 use crate::state::apply::ReplicaState;
-use crate::stats::EffectStats;
-use crate::time::Instant;
-use sending::SendWatch;
+use crate::stats::{EffectStats, PumpStats, WorkerStats};
+use crate::time::{Duration, Instant};
 
 /// After this many turns in a row without work in [`process_log`](ReplicatedWorker::process_log), a
 /// worker sends without regard to the ends of chunks.
-pub(super) const IDLE_TURNS: u32 = 16;
+const IDLE_TURNS: u32 = 16;
 /// Once a turn has applied this many requests at once, it takes no further ones that way; the most
 /// that it then applies with pending effects. About two batches of frames, if each frame is a
 /// request.
 const APPLY_BATCH: usize = 256;
+
+/// If frames wait and none was sent for so long, any worker sends, even a busy one. Building a few
+/// chunks of frames takes about this long.
+const SEND_TAKEOVER: Duration = Duration::from_micros(50);
+
+/// Watches whether frames are sent.
+#[derive(Clone, Copy, Default)]
+struct SendWatch {
+    /// Since when frames wait and none was sent.
+    since: Instant,
+    /// How many had been sent then.
+    sent: u64,
+}
 
 /// A worker: holds one replica of a group's state, and does a share of the group's work.
 pub struct ReplicatedWorker<T: FaultHooks = ()> {
@@ -170,6 +186,18 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Whether this worker is the only active one, and works without the log.
     pub fn is_solo(&self) -> bool {
         self.log_mode == LogMode::Solo
+    }
+
+    /// If this worker was notified, handles what changed in the membership. Returns true if it is
+    /// neither active nor leaving afterwards; then the caller does nothing.
+    #[inline]
+    pub(crate) fn handle_membership(&mut self) -> bool {
+        self.shared.membership.is_notified(self.id) && self.handle_notification()
+    }
+
+    /// Whether it is active, and was not asked to leave.
+    pub fn is_active(&self) -> bool {
+        self.state == WorkerState::Active && !self.shared.membership.is_leaving(self.id)
     }
 
     /// Called when a turn begins: if the last one found work, the time from the beginning of that
@@ -587,6 +615,61 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.cursor.effect -= self.pending.forget(self.cursor.seq, &self.shared);
     }
 
+    /// Sends frames, to the end of a chunk, if this worker owns the next one to be sent (then they
+    /// are in the cache of its core) or its owner is unknown, as by default. Sends all if it is
+    /// `idle`, or if frames wait too long. Sends nothing if another worker has the transmit pump.
+    pub(crate) fn send_in_turn(&mut self, idle: bool) -> usize {
+        let sent = self.shared.world.tx.sent();
+        let below = if idle || self.is_sender_late(sent) {
+            u64::MAX
+        } else if self.is_likely_sender(sent) {
+            self.own_frames_end(sent)
+        } else {
+            return 0;
+        };
+        match self.shared.tx.try_take() {
+            Some(mut tx) => tx.turn_below(below),
+            None => 0,
+        }
+    }
+
+    /// The frame number below which this worker may send, from `frame` on: the end of the chunk, or
+    /// no limit if no other worker is active.
+    #[inline]
+    fn own_frames_end(&self, frame: u64) -> u64 {
+        match self.shared.membership.is_only_active(self.id) {
+            true => u64::MAX,
+            false => self.shared.frame_chunk_end(frame),
+        }
+    }
+
+    /// Whether this worker should send `frame`: it owns the frame, the owner is not active, or the
+    /// owner is not known.
+    #[inline]
+    fn is_likely_sender(&self, frame: u64) -> bool {
+        let shared = &self.shared;
+        if shared.layout.primaries.claims_frames() {
+            return true;
+        }
+        let chunk = shared.frame_chunk_of(frame);
+        match shared.assignment.frame_owner(chunk) {
+            Owner::Worker(owner) => owner == self.id || !shared.membership.is_active(owner),
+            _ => true,
+        }
+    }
+
+    /// Whether frames wait and none was sent for [`SEND_TAKEOVER`]. The worker that should send
+    /// them may be held up, so this one does, even if it is busy.
+    #[inline]
+    fn is_sender_late(&mut self, sent: u64) -> bool {
+        let now = self.stragglers.now;
+        if self.send_watch.sent != sent || self.replica.frames().next == sent {
+            self.send_watch = SendWatch { since: now, sent };
+            return false;
+        }
+        now.since(self.send_watch.since) >= SEND_TAKEOVER
+    }
+
     /// Takes the transmit pump for one turn. `None` if another worker has it.
     pub fn send(&mut self) -> Option<usize> {
         Some(self.shared.tx.try_take()?.turn())
@@ -630,6 +713,259 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     pub(crate) fn has_pending_effects(&mut self) -> bool {
         self.forget();
         !self.pending.applied.is_empty()
+    }
+}
+
+impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
+    fn id(&self) -> usize {
+        self.id
+    }
+
+    fn name(&self) -> String {
+        format!("replica {}", self.id)
+    }
+
+    /// Joins, leaves or parks if that is asked for.
+    #[inline]
+    fn begin(&mut self, now: Option<Instant>) -> bool {
+        if let Some(now) = now {
+            if self.shared.layout.autoscale {
+                self.count_busy(now);
+            }
+            self.stragglers.now = self.stragglers.now.max(now);
+        }
+        let is_away = self.handle_membership();
+        if is_away && now.is_some() {
+            self.was_busy = false;
+        }
+        !is_away
+    }
+
+    /// By default the worker that parses a batch is the primary of its requests: frames come in and
+    /// go out through the cache of the core that works on them.
+    #[inline]
+    fn receive(&mut self, now: Instant) -> usize {
+        match self.needs_log() {
+            true => self.pump_in_turn(now),
+            false => self.pump_alone(now),
+        }
+    }
+
+    #[inline]
+    fn process(&mut self) -> usize {
+        match self.log_mode {
+            LogMode::Solo => self.process_solo(),
+            _ => self.process_log(),
+        }
+    }
+
+    #[inline]
+    fn transmit(&mut self, is_idle: bool) -> usize {
+        if self.is_solo() {
+            return self.send().unwrap_or(0);
+        }
+        self.idle = match is_idle {
+            true => self.idle.saturating_add(1),
+            false => 0,
+        };
+        self.send_in_turn(self.idle >= IDLE_TURNS)
+    }
+
+    /// If there is nothing else to do, prepares the next request that this replica has to apply,
+    /// whichever worker is its primary.
+    #[inline]
+    fn help(&mut self, is_idle: bool) -> usize {
+        if self.is_solo() {
+            return 0;
+        }
+        let stolen = self.steal_if_due(is_idle);
+        match is_idle && stolen == 0 {
+            true => usize::from(self.prepare_one(self.replica.position())),
+            false => stolen,
+        }
+    }
+
+    #[inline]
+    fn serve_units(&mut self) -> usize {
+        let shared = &self.shared;
+        shared.world.serve_units(|| shared.work_event.notify_all())
+    }
+
+    #[inline]
+    fn end(&mut self, done: usize) {
+        self.was_busy = done > 0;
+    }
+
+    fn step(&mut self, step: TurnStep, now: Instant) -> bool {
+        let did = |count: Option<usize>| count.is_some_and(|count| count > 0);
+        match step {
+            TurnStep::Pump => did(self.pump(now)),
+            TurnStep::Claim => did(self.claim(now)),
+            TurnStep::Parse => self.parse(),
+            TurnStep::Publish => did(self.publish(now)),
+            TurnStep::Prepare(ahead) => self.prepare(self.replica.position() + ahead),
+            TurnStep::Apply => self.apply(),
+            TurnStep::Perform => self.perform(),
+            TurnStep::Send => did(self.send()),
+            TurnStep::SendOne => did(self.send_one()),
+            TurnStep::Turn => self.turn(now) > 0,
+        }
+    }
+
+    /// Also the time of a batch that is not parsed.
+    fn next_deadline(&self) -> Instant {
+        let rx_side = self.shared.rx.try_take();
+        let pump = rx_side.map_or(Instant::NEVER, |rx_side| rx_side.pump.next_deadline());
+        let batches = self.shared.batches.next_deadline();
+        self.state_deadline().min(pump).min(batches)
+    }
+
+    fn state_deadline(&self) -> Instant {
+        self.replica.next_deadline()
+    }
+
+    /// Apart from frames in the device, deadlines and late work.
+    fn has_work(&mut self) -> bool {
+        self.shared.membership.is_notified(self.id)
+            || self.shared.batches.is_any_waiting()
+            || self.log.poll() > self.replica.position()
+            || self.cursor.seq < self.pending.end() && !self.stragglers.blocked
+            || self.shared.world.has_units()
+            || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
+    }
+
+    fn is_pump_busy(&self) -> bool {
+        let side = self.shared.rx.try_take();
+        let claimer = self.shared.claimer.try_take();
+        side.is_none_or(|side| side.pump.has_work())
+            || claimer.is_none_or(|claimer| claimer.has_rest())
+    }
+
+    fn waits_for_others(&mut self) -> bool {
+        self.has_pending_effects() || self.shared.world.has_unsent(self.replica.frames().next)
+    }
+
+    /// The effects are those of all workers that its slot had so far.
+    fn stats(&self) -> WorkerStats {
+        WorkerStats {
+            applied: self.replica.stats().requests,
+            effects: self.stats,
+            ..WorkerStats::default()
+        }
+    }
+
+    fn note_core_time(&mut self, used: CoreTime) {
+        let place = &self.shared.core_time[self.id];
+        for (word, time) in place.iter().zip([used.used, used.waited]) {
+            // ORDERING: Relaxed, as for `busy`.
+            word.store(time.as_nanos(), Ordering::Relaxed);
+        }
+    }
+
+    /// Looks at the log, so that [`prepare`](ReplicatedWorker::prepare) can reach all of them.
+    fn lag(&mut self) -> u64 {
+        self.log.poll() - self.replica.position()
+    }
+
+    fn is_alone(&self) -> bool {
+        self.is_solo() && !self.needs_log() && self.is_active()
+    }
+
+    fn pump_stats(&self) -> Option<PumpStats> {
+        self.shared.rx.try_take().map(|rx| rx.pump.stats())
+    }
+
+    fn inspect(&self, look: &mut dyn FnMut(&ReplicaState)) {
+        if self.is_active() {
+            look(&self.replica);
+        }
+    }
+
+    fn attend(&mut self) -> bool {
+        let world = &self.shared.world;
+        if world.is_down() || self.has_left() {
+            return false;
+        }
+        if world.view.is_asked() && self.is_active() {
+            world.view.answer(&self.replica);
+        }
+        true
+    }
+
+    fn post(&mut self) {
+        let state = self.replica.stats();
+        // Held until the counters are posted, so that no other worker posts newer ones before.
+        let rx = self.shared.rx.try_take();
+        self.shared.world.post(|posted| {
+            // Another worker may be ahead of this one.
+            if state.requests >= posted.state.requests {
+                posted.state = state;
+            }
+            if let Some(rx) = &rx {
+                posted.pump = rx.pump.stats();
+            }
+        });
+    }
+
+    fn rest(&mut self, now: Instant) -> bool {
+        self.rest_alone(now)
+    }
+
+    fn wait(&mut self, now: Instant) {
+        let shared = Arc::clone(&self.shared);
+        if self.is_parked() {
+            let key = shared.unpark_event.prepare();
+            if self.is_parked() && !shared.world.is_down() {
+                shared.unpark_event.wait(key, None);
+            }
+            return;
+        }
+        self.put_back();
+        let sleep = Sleep {
+            world: &shared.world,
+            rx: || shared.take_rx(),
+            tx: &shared.tx,
+            event: &shared.work_event,
+            asleep: &shared.asleep,
+            workers: shared.active_count(),
+        };
+        sleep.sleep(now, self);
+    }
+
+    fn wait_alone(&mut self, when: (Instant, Instant), others_have_work: &mut dyn FnMut() -> bool) {
+        self.put_back();
+        let shared = Arc::clone(&self.shared);
+        let Some(mut rx) = shared.take_rx() else {
+            return;
+        };
+        let next_try = shared.tx.try_take().and_then(|tx| tx.next_try());
+        let has_work = || self.has_work() || others_have_work();
+        sleep_alone(&shared.world, &mut rx, when, next_try, has_work);
+    }
+
+    fn replay(&mut self, entry: &Entry) -> bool {
+        self.return_to_log();
+        let shared = Arc::clone(&self.shared);
+        let Some(mut side) = shared.rx.try_take() else {
+            return false;
+        };
+        let run = entry.prepare_world(&shared.world);
+        let active = shared.membership.active();
+        let index = u32::from(entry.request.digest.primary) % active.count_ones().max(1);
+        let id = (0..64)
+            .filter(|id| active >> id & 1 == 1)
+            .nth(index as usize);
+        let (_, mut log) = side.parts(&shared, id.unwrap_or(0));
+        log.publish(&entry.request, entry.verdict, run);
+        true
+    }
+
+    fn take_recorder(&mut self) -> Option<Recorder> {
+        self.shared.rx.try_take()?.pump.take_recorder()
+    }
+
+    fn is_replaceable(&self) -> bool {
+        !self.has_left()
     }
 }
 

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use dominoes_drivers::Frame;
 use dominoes_drivers::split::Target;
 
-use crate::groups::classify;
+use crate::groups;
 use crate::host::{IpHost, IpHostConfig};
 use crate::io::control::ControlWait;
 use crate::io::gro::{Found, OpenRun, Parser};
@@ -214,7 +214,7 @@ impl RxPump {
     /// Whether a packet that the pump has assembled or changed is for this group; the frames that
     /// arrived did not show that.
     fn is_for_this_group(&self, frame: &Frame) -> bool {
-        match classify::target(&self.grouping, frame.bytes()) {
+        match groups::target(&self.grouping, frame.bytes()) {
             Target::One(index) => index == usize::from(self.group.index),
             Target::All => true,
         }
@@ -244,7 +244,9 @@ impl RxPump {
             self.configured = true;
             self.host.announce_again(now);
         }
-        self.take_hints(now);
+        if !self.world.hints.is_empty() {
+            self.take_hints(now);
+        }
         // Every request carries the time. If a deadline is due, frames are handled first: an
         // acknowledgment may have waited in the device while this machine was suspended.
         let mut done = 0;
@@ -354,14 +356,23 @@ impl RxPump {
     fn poll_queues(&mut self, now: Instant, log: &mut impl Log) -> usize {
         // These two come before anything is published: without a log, the requests of this turn are
         // performed only after it, so a later check of `performed` could fail in every turn.
-        let mut done = self.free_sockets(log);
-        done += self.reap(now, log);
+        let mut done = 0;
+        if !self.world.queues.unbound.is_empty() || !self.datagrams.closing.is_empty() {
+            done += self.free_sockets(log);
+        }
+        if !self.world.retired.is_empty() || !self.connections.closing.is_empty() {
+            done += self.reap(now, log);
+        }
         self.with_host(now, |host| host.on_time(now));
-        self.expire_syns(now);
+        if self.connections.held.next_deadline() <= now {
+            self.drop_syns(now);
+        }
         if self.connections.idle.is_due(now) {
             done += self.look_at_idle(now, log);
         }
-        done += self.take_paths(now);
+        if !self.world.mailbox.paths.is_empty() {
+            done += self.take_paths(now);
+        }
         if self.v6_due <= now {
             self.turn_v6(now, log);
         }
@@ -393,11 +404,51 @@ impl RxPump {
         if self.connections.unanswered.has_work() {
             done += self.take_unanswered(now, log);
         }
-        done += self.poll_sockets(now, log);
+        if !self.datagrams.more.is_empty() || !self.world.queues.dirty.is_empty() {
+            done += self.poll_sockets(now, log);
+        }
         if self.world.mailbox.has_looped() {
             done += self.take_looped(now, log);
         }
         done
+    }
+
+    /// Handles the applications' commands while the log has room. Returns how many.
+    #[inline]
+    fn poll_commands(&mut self, now: Instant, log: &mut impl Log) -> usize {
+        let mut done = 0;
+        // `is_empty` is cheaper than an attempt to pop.
+        while !self.world.commands.is_empty()
+            && log.room() > 0
+            && !self.waits_for_control(now)
+            && let Some(command) = self.world.commands.pop()
+        {
+            self.command(now, command, log);
+            done += 1;
+        }
+        done
+    }
+
+    /// Handles all commands before the frames of a batch, so that a listener exists before the
+    /// first connection to it. Returns how many; `None` if some are left.
+    #[inline]
+    pub(crate) fn commands_before_batch(
+        &mut self,
+        now: Instant,
+        log: &mut impl Log,
+    ) -> Option<usize> {
+        let done = self.poll_commands(now, log);
+        self.world.commands.is_empty().then_some(done)
+    }
+
+    /// Calls the host, and performs its effects.
+    #[inline]
+    fn with_host<R>(&mut self, now: Instant, what: impl FnOnce(&mut IpHost) -> R) -> R {
+        let result = what(&mut self.host);
+        if self.host.has_effects() {
+            self.perform_host(now);
+        }
+        result
     }
 
     fn overdue(&mut self, now: Instant) -> Vec<WaitingOpen> {

@@ -1,7 +1,9 @@
-//! How the threads of a variant sleep: the last one in the device, the others on an event.
+//! How the threads of a variant sleep: the last one in the device, the others on an event; and their
+//! clock.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
+use std::time;
 
 use dominoes::{EventCount, Exclusive};
 
@@ -11,6 +13,15 @@ use crate::time::Instant;
 
 /// A worker sleeps at most this long while another one is awake, or has work, and may be delayed.
 pub(crate) const RECHECK: Duration = Duration::from_millis(1);
+
+/// The clock of threads.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place where the stack looks at a clock; sockets ask here how long they have waited"
+)]
+pub(crate) fn now() -> time::Instant {
+    time::Instant::now()
+}
 
 /// A worker that is about to sleep.
 pub(crate) trait Sleeper {

@@ -18,7 +18,7 @@ use dominoes_drivers::{
 
 use crate::config::{Limits, Settings, Tuning};
 use crate::error::SocketError;
-use crate::groups::classify;
+use crate::groups;
 use crate::io::accept::{Arrivals, ArrivingQueue, Listeners};
 use crate::io::control::ControlFrames;
 use crate::io::driven::Driven;
@@ -900,7 +900,7 @@ impl World {
         let each = self.shared.groups_each();
         let target = (each > 1).then(|| {
             let grouping = Grouping::new(&self.keys, each as u16);
-            classify::target(&grouping, &bytes)
+            groups::target(&grouping, &bytes)
         });
         let give = |mailbox: &Mailbox, bytes: Vec<u8>| {
             let len = bytes.len();

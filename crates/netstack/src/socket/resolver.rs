@@ -5,8 +5,8 @@ use core::time::Duration;
 
 use super::wait::wait_for_socket_table;
 use super::{Connecting, Sockets, TcpStream, UdpSocket};
-use crate::clock;
 use crate::error::SocketError;
+use crate::io::sleep;
 use crate::packet::dns::{Lookup, LookupError, Step};
 use crate::time::Instant;
 
@@ -117,9 +117,9 @@ impl Resolver {
         if let Ok(address) = name.parse() {
             return Ok(vec![address]);
         }
-        let (mut resolving, began) = (self.begin_resolve(name)?, clock::now());
+        let (mut resolving, began) = (self.begin_resolve(name)?, sleep::now());
         loop {
-            let now = clock::now().saturating_duration_since(began);
+            let now = sleep::now().saturating_duration_since(began);
             let now = Instant::ZERO + now.into();
             if let Some(found) = resolving.try_finish(now)? {
                 return Ok(found);

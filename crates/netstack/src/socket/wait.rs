@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use dominoes::EventCount;
 use dominoes_drivers::Beside;
 
-use crate::clock::now;
 use crate::error::SocketError;
 use crate::io::driven::Wait;
+use crate::io::sleep::now;
 use crate::io::world::{SocketTable, World};
 
 /// How long the calls of a socket wait. Default: without limit.

@@ -20,7 +20,7 @@ use dominoes_drivers::split::{SplitDevice, Target, split};
 
 use super::Setup;
 use crate::error::ConfigError;
-use crate::groups::classify::target;
+use crate::groups::target;
 use crate::io::world::StackShared;
 use crate::keys::Keys;
 use crate::log::request::GroupIndex;

@@ -1,4 +1,5 @@
-//! Maps a segment's addresses and ports to its connection.
+//! Maps a segment's addresses and ports to its connection, and chooses ports for flows that specify
+//! none.
 
 use core::hash::BuildHasher;
 use std::collections::HashMap;
@@ -80,4 +81,13 @@ impl Demux {
         let entries = self.table.iter().map(|entry| key.hash_one(entry));
         entries.fold(0, u64::wrapping_add)
     }
+}
+
+/// The first ephemeral port (RFC 6056 section 3.2 asks for a wide range).
+pub const EPHEMERAL: u16 = 32_768;
+
+/// All ephemeral ports, beginning with one that `start` selects.
+pub fn ephemeral_from(start: u16) -> impl Iterator<Item = u16> {
+    const COUNT: u16 = u16::MAX - EPHEMERAL + 1;
+    (0..COUNT).map(move |i| EPHEMERAL + start.wrapping_add(i) % COUNT)
 }

@@ -222,23 +222,13 @@ impl Tcb {
     /// every edge that the peer advertised.
     #[inline(always)]
     pub(super) fn update_window(&mut self, seg: &Segment<'_>) {
-        let snd = &self.snd;
+        let snd = &mut self.snd;
         let newer = snd.wl1.before(seg.seq)
             || snd.wl2.before(seg.ack)
             || (snd.wl1 == seg.seq && snd.wl2 == seg.ack);
         if newer && seg.ack.at_or_after(snd.una) {
-            self.set_window(seg.seq, seg.ack, u32::from(seg.wnd) << snd.shift);
+            snd.set_window(seg.seq, seg.ack, u32::from(seg.wnd) << snd.shift);
         }
-    }
-
-    /// SND.WND, SND.WL1, SND.WL2.
-    #[inline(always)]
-    pub(super) fn set_window(&mut self, seq: SeqNum, ack: SeqNum, wnd: u32) {
-        let snd = &mut self.snd;
-        snd.wnd = wnd;
-        snd.wnd_max = snd.wnd_max.max(wnd);
-        snd.wl1 = seq;
-        snd.wl2 = ack;
     }
 
     /// The peer has received everything, our FIN included.

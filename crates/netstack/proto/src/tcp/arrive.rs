@@ -169,7 +169,7 @@ impl Tcb {
         }
         self.establish(seg, cx);
         // The window of a segment with SYN is never scaled (RFC 7323 section 2.2).
-        self.set_window(seg.seq, seg.ack, u32::from(seg.wnd));
+        self.snd.set_window(seg.seq, seg.ack, u32::from(seg.wnd));
         self.ack_now();
         // Sixth to eighth step, for the rest of the segment after the SYN.
         let behind = Segment {
@@ -471,7 +471,8 @@ impl Tcb {
                 return false;
             }
             self.establish(seg, cx);
-            self.set_window(seg.seq, seg.ack, u32::from(seg.wnd) << self.snd.shift);
+            self.snd
+                .set_window(seg.seq, seg.ack, u32::from(seg.wnd) << self.snd.shift);
         } else if !self.acknowledge(acceptable, cx) {
             return false;
         }
@@ -528,20 +529,6 @@ impl Tcb {
         cx.frames.counts.out_of_order += u64::from(seg.count) * u64::from(first > 0);
         let place = (first as u64, last as u64);
         self.take_out_of_order(run_offset, place, from < 0, cx) && last == end
-    }
-
-    /// Accepts data at RCV.NXT while nothing is out of order.
-    #[inline(always)]
-    pub(super) fn take_in_order<S: EffectSink>(
-        &mut self,
-        run_offset: u32,
-        len: u32,
-        cx: &mut Cx<'_, S>,
-    ) {
-        let rcv = &mut self.rcv;
-        rcv.deliver(self.conn, run_offset, rcv.offset, len, cx);
-        rcv.nxt += len;
-        rcv.offset += u64::from(len);
     }
 
     /// Accepts data `first..last`, relative to RCV.NXT, with one delivery for each gap that it

@@ -155,7 +155,8 @@ impl Tcb {
             return false;
         }
         self.advance_by_each((first.ack, last), beyond, self.echoed(first), cx.now);
-        self.set_window(first.seq, last, u32::from(first.wnd) << self.snd.shift);
+        self.snd
+            .set_window(first.seq, last, u32::from(first.wnd) << self.snd.shift);
         if let Some((ts_val, _)) = first.timestamps {
             self.rcv.record_timestamp(first.seq, ts_val, cx.now);
         }
@@ -173,7 +174,8 @@ impl Tcb {
             self.advance(seg.ack, echoed, true, false, cx.now);
         }
         // No newer segment has set the window: see `eligible_fast_path`.
-        self.set_window(seg.seq, seg.ack, u32::from(seg.wnd) << self.snd.shift);
+        self.snd
+            .set_window(seg.seq, seg.ack, u32::from(seg.wnd) << self.snd.shift);
         if let Some((ts_val, _)) = seg.timestamps {
             self.rcv.record_timestamp(seg.seq, ts_val, cx.now);
         }

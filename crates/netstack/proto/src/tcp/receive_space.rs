@@ -282,6 +282,20 @@ impl ReceiveSpace {
 }
 
 impl Tcb {
+    /// Accepts data at RCV.NXT while nothing is out of order.
+    #[inline(always)]
+    pub(super) fn take_in_order<S: EffectSink>(
+        &mut self,
+        run_offset: u32,
+        len: u32,
+        cx: &mut Cx<'_, S>,
+    ) {
+        let rcv = &mut self.rcv;
+        rcv.deliver(self.conn, run_offset, rcv.offset, len, cx);
+        rcv.nxt += len;
+        rcv.offset += u64::from(len);
+    }
+
     /// The SACK option of an acknowledgment that is sent now: first the range that arrived
     /// twice, then the ranges beyond RCV.NXT, the latest change first (RFC 2018 section 4, RFC
     /// 2883 section 4).

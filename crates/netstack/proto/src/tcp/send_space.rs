@@ -146,6 +146,15 @@ impl SendSpace {
         }
     }
 
+    /// A segment with this `seq` and `ack` sets SND.WND, SND.WL1 and SND.WL2.
+    #[inline(always)]
+    pub(super) fn set_window(&mut self, seq: SeqNum, ack: SeqNum, wnd: u32) {
+        self.wnd = wnd;
+        self.wnd_max = self.wnd_max.max(wnd);
+        self.wl1 = seq;
+        self.wl2 = ack;
+    }
+
     /// Whether a reset waits for room.
     #[inline]
     pub(super) fn reset_pending(&self) -> bool {

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use dominoes::group::WorkerState;
 
-use super::ReplicatedWorker;
-use super::sending::SendWatch;
+use super::{ReplicatedWorker, SendWatch};
 use crate::group::FaultHooks;
 use crate::group::pending::Cursor;
 use crate::group::slots::Snapshot;
@@ -55,20 +54,13 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.state = WorkerState::Active;
     }
 
-    /// If this worker was notified, handles what changed in the membership. Returns true if it is
-    /// neither active nor leaving afterwards; then the caller does nothing.
-    #[inline]
-    pub(crate) fn handle_membership(&mut self) -> bool {
-        self.shared.membership.is_notified(self.id) && self.handle_notification()
-    }
-
     /// Notifies this worker, so that its next turn calls `handle_notification` once more.
     fn handle_again_next_turn(&self) {
         self.shared.membership.notify(1 << self.id);
     }
 
     #[cold]
-    fn handle_notification(&mut self) -> bool {
+    pub(super) fn handle_notification(&mut self) -> bool {
         if self.is_parked() {
             // It stays notified, so each turn ends here until the worker is unparked.
             return true;
@@ -126,11 +118,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             self.handle_again_next_turn();
         }
         false
-    }
-
-    /// Whether it is active, and was not asked to leave.
-    pub fn is_active(&self) -> bool {
-        self.state == WorkerState::Active && !self.shared.membership.is_leaving(self.id)
     }
 
     /// Gives up its replica, and keeps its replica slot. Its share is performed.

@@ -18,35 +18,7 @@ pub(super) const UNREACHABLE: OpenResult = OpenResult::Failed(SocketError::Unrea
 const NO_ROOM: OpenResult = OpenResult::Failed(SocketError::NoRoom);
 
 impl RxPump {
-    /// Handles the applications' commands while the log has room. Returns how many.
-    #[inline]
-    pub(super) fn poll_commands(&mut self, now: Instant, log: &mut impl Log) -> usize {
-        let mut done = 0;
-        // `is_empty` is cheaper than an attempt to pop.
-        while !self.world.commands.is_empty()
-            && log.room() > 0
-            && !self.waits_for_control(now)
-            && let Some(command) = self.world.commands.pop()
-        {
-            self.command(now, command, log);
-            done += 1;
-        }
-        done
-    }
-
-    /// Handles all commands before the frames of a batch, so that a listener exists before the
-    /// first connection to it. Returns how many; `None` if some are left.
-    #[inline]
-    pub(crate) fn commands_before_batch(
-        &mut self,
-        now: Instant,
-        log: &mut impl Log,
-    ) -> Option<usize> {
-        let done = self.poll_commands(now, log);
-        self.world.commands.is_empty().then_some(done)
-    }
-
-    fn command(&mut self, now: Instant, command: Command, log: &mut impl Log) {
+    pub(super) fn command(&mut self, now: Instant, command: Command, log: &mut impl Log) {
         match command {
             Command::Open(open) => self.resolve(now, open, log),
             Command::Publish(body) => {

@@ -71,14 +71,14 @@ pub(crate) struct Datagrams {
     last: Option<(Endpoint, u32)>,
     open: OpenRun,
     /// Sockets that have more to publish.
-    more: VecDeque<ConnId>,
+    pub(super) more: VecDeque<ConnId>,
     /// Whether the next socket comes from `more`, not from the queue of sockets that just sent.
     more_first: bool,
     /// Whether sockets that have all ports take no datagrams of DHCP.
     pub(super) has_dhcp: bool,
     /// Closed sockets, with the position up to which effects must be performed before the place is
     /// free.
-    closing: VecDeque<(u64, ConnId)>,
+    pub(super) closing: VecDeque<(u64, ConnId)>,
 }
 
 /// Gathered datagrams for one socket that will share a request.

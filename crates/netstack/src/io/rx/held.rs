@@ -245,15 +245,8 @@ impl RxPump {
     }
 
     /// Drops the SYNs that have waited too long.
-    #[inline]
-    pub(super) fn expire_syns(&mut self, now: Instant) {
-        if self.connections.held.next_deadline() <= now {
-            self.drop_syns(now);
-        }
-    }
-
     #[cold]
-    fn drop_syns(&mut self, now: Instant) {
+    pub(super) fn drop_syns(&mut self, now: Instant) {
         let mut late: BTreeMap<u16, BTreeSet<u64>> = BTreeMap::new();
         while let Some(&(until, flow)) = self.connections.held.deadlines.first()
             && until <= now

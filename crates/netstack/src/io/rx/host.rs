@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dominoes_drivers::Frame;
 
-use crate::host::{IpHost, Left, News};
+use crate::host::{Left, News};
 use crate::io::Batch;
 use crate::io::rx::{Log, RxPump};
 use crate::io::world::Command;
@@ -16,18 +16,8 @@ use crate::packet::{Packet, ipv6};
 use crate::time::Instant;
 
 impl RxPump {
-    /// Calls the host, and performs its effects.
-    #[inline]
-    pub(super) fn with_host<R>(&mut self, now: Instant, what: impl FnOnce(&mut IpHost) -> R) -> R {
-        let result = what(&mut self.host);
-        if self.host.has_effects() {
-            self.perform_host(now);
-        }
-        result
-    }
-
     #[inline(never)]
-    fn perform_host(&mut self, now: Instant) {
+    pub(super) fn perform_host(&mut self, now: Instant) {
         while let Some(mut frame) = self.host.take_frame() {
             ipv6::map_hop_limit(&mut frame, |dst, own| self.world.hop_limit(dst, own));
             if !self.world.control.push(frame) {

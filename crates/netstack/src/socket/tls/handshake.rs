@@ -23,8 +23,8 @@ use super::error::TlsError;
 use super::record::{ALERT, APPLICATION_DATA, CHANGE_CIPHER_SPEC, HANDSHAKE, HEADER, HEARTBEAT};
 use super::record::{Keys, Version};
 use super::session::{Kernel, Protocol, Reader, Session};
-use crate::clock::now;
 use crate::error::SocketError;
+use crate::io::sleep::now;
 
 /// The shortest receive buffer that takes a record of any length, and lets the window open again.
 const MIN_RECEIVE_BUFFER: u32 = 32 << 10;

@@ -8,7 +8,7 @@ use crate::log::effect::{Effect, EffectSink};
 use crate::log::request::Endpoint;
 use crate::log::request::{Body, ConnId, Flow, GroupIndex, Mac, Request};
 use crate::seqnum::SeqNum;
-use crate::state::ports::ephemeral_from;
+use crate::state::demux::ephemeral_from;
 use crate::tcp::fields::Fields;
 #[cfg(any(test, feature = "testkit"))]
 use crate::tcp::fields::Flip;
