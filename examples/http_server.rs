@@ -84,7 +84,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
 
-use dominoes_netstack::poller::{Events, Interest, Token, Trigger};
+use dominoes_netstack::poller::{Interest, Token, Trigger};
 use dominoes_netstack::{Builder, ReadHalf, Stack, TcpListener, TcpStream, WriteHalf};
 
 use crate::program::{Arguments, Outcome};
@@ -217,7 +217,7 @@ fn poll(listener: &TcpListener, root: &Path, most: usize) -> io::Result<()> {
     server
         .poller()
         .register(listener, LISTENER, readable, edge)?;
-    let mut events = Events::with_capacity(256);
+    let mut events = Vec::with_capacity(256);
     loop {
         server.poller().wait(&mut events, None);
         for event in &events {

@@ -85,7 +85,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Duration;
 
-use dominoes_netstack::poller::{Events, Interest, Token, Trigger};
+use dominoes_netstack::poller::{Interest, Token, Trigger};
 use dominoes_netstack::stats::StackStats;
 use dominoes_netstack::{
     Builder, SocketError, Sockets, Stack, TcpListener, TcpStream, UdpSocket, VariantKind,
@@ -329,7 +329,7 @@ impl Front {
 
     /// Serves until the stack goes down.
     fn run(mut self) {
-        let mut events = Events::with_capacity(256);
+        let mut events = Vec::with_capacity(256);
         let mut bytes = vec![0; DATAGRAM];
         loop {
             self.server.poller().wait(&mut events, None);

@@ -191,8 +191,8 @@ fn draw_threads(frame: &mut Frame<'_>, area: Rect, before: &Sample, now: &Sample
 
 /// Also says what autoscaling decided last, and why.
 fn threads_title(stats: &StackStats) -> String {
-    let (active, trials) = (stats.membership.active, stats.autoscale.trials);
-    match stats.autoscale.reason {
+    let (active, trials) = (stats.membership.active, stats.scale_trials);
+    match stats.scale_reason {
         None => "threads ".to_owned(),
         Some(reason) => format!("threads: {active} active, {reason}, {trials} trials "),
     }

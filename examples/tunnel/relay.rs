@@ -6,7 +6,7 @@ use std::net::{self, IpAddr, Shutdown, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
+use dominoes_netstack::poller::{Interest, Poller, Token, Trigger};
 use dominoes_netstack::{AnyListener, Arriving, Connecting, Datagram, Stack, TcpStream, UdpSocket};
 
 use crate::socks::{self, ASSOCIATE, CONNECT, Upstream};
@@ -94,7 +94,7 @@ impl Relay {
 
     /// Carries until the stack ends.
     pub(crate) fn run(&mut self) -> io::Result<()> {
-        let (mut events, mut swept) = (Events::with_capacity(1024), Instant::now());
+        let (mut events, mut swept) = (Vec::with_capacity(1024), Instant::now());
         loop {
             self.poller.wait(&mut events, Some(SECOND));
             for event in events.iter() {

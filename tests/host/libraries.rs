@@ -18,7 +18,7 @@ use std::thread;
 use std::time::Duration;
 
 use dominoes_drivers::tap::Tap;
-use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
+use dominoes_netstack::poller::{Interest, Poller, Token, Trigger};
 use dominoes_netstack::{SocketError, Stack, TcpStream};
 use libtest_mimic::Failed;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
@@ -266,7 +266,7 @@ fn serve_in_mio(stack: &Stack) -> Result<(), Box<dyn Error + Send + Sync>> {
     let registry = poll.registry();
     registry.register(&mut poller, mio::Token(0), mio::Interest::READABLE)?;
     let mut woken = mio::Events::with_capacity(8);
-    let mut events = Events::with_capacity(16);
+    let mut events = Vec::with_capacity(16);
     let (mut open, mut next, mut buffer) = (HashMap::new(), 0, vec![0; 64 << 10]);
     ready();
     loop {

@@ -67,7 +67,7 @@ mod run {
     use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
     use dominoes_drivers::tap::Tap;
     use dominoes_netstack::group::Layout;
-    use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
+    use dominoes_netstack::poller::{Event, Interest, Poller, Token, Trigger};
     use dominoes_netstack::variants::{ByHand, Setup, VariantKind};
     use dominoes_netstack::{SocketError, Stack, TcpListener, TcpStream};
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -405,7 +405,7 @@ mod run {
     /// Ours, however the stack is driven.
     struct Ours<D> {
         poller: Poller,
-        events: Events,
+        events: Vec<Event>,
         listener: TcpListener,
         driven: D,
     }
@@ -421,7 +421,7 @@ mod run {
             )?;
             Ok(Ours {
                 poller,
-                events: Events::with_capacity(256),
+                events: Vec::with_capacity(256),
                 listener,
                 driven,
             })
@@ -430,17 +430,17 @@ mod run {
 
     /// How the thread that serves waits.
     trait Driven {
-        fn wait(&mut self, poller: &Poller, events: &mut Events);
+        fn wait(&mut self, poller: &Poller, events: &mut Vec<Event>);
     }
 
     impl Driven for Stack {
-        fn wait(&mut self, poller: &Poller, events: &mut Events) {
+        fn wait(&mut self, poller: &Poller, events: &mut Vec<Event>) {
             poller.wait(events, None);
         }
     }
 
     impl Driven for (ByHand, Instant) {
-        fn wait(&mut self, poller: &Poller, events: &mut Events) {
+        fn wait(&mut self, poller: &Poller, events: &mut Vec<Event>) {
             let (stack, begin) = self;
             let now = || {
                 let nanos = begin.elapsed().as_nanos() as u64;
@@ -752,7 +752,7 @@ mod run {
         let end = || {
             let poller = Poller::new()?;
             let waker = poller.waker();
-            let mut events = Events::with_capacity(1);
+            let mut events = Vec::with_capacity(1);
             let sleep = move || {
                 poller.wait(&mut events, None);
             };

@@ -8,10 +8,10 @@
 
 use std::sync::Arc;
 
+#[cfg(feature = "tls")]
+use dominoes_netstack::framed::Aes256;
 #[cfg(feature = "report")]
 use dominoes_netstack::framed::Search;
-#[cfg(feature = "tls")]
-use dominoes_netstack::framed::{Aes256Ctr, Aes256Gcm};
 use dominoes_netstack::framed::{Failure, UnitProcessor};
 
 #[cfg(any(feature = "report", feature = "tls"))]
@@ -136,8 +136,8 @@ fn cipher(workload: &Workload) -> Result<Box<dyn UnitProcessor>, String> {
     let mut key = [0; 32];
     key.copy_from_slice(&workload::bytes(!workload.seed, 32));
     Ok(match workload.processing {
-        Processing::Aes256Ctr => Box::new(Aes256Ctr::new(&key, &key)),
-        _ => Box::new(Aes256Gcm::new(&key, &key)),
+        Processing::Aes256Ctr => Box::new(Aes256::ctr(&key, &key)),
+        _ => Box::new(Aes256::gcm(&key, &key)),
     })
 }
 

@@ -516,11 +516,13 @@ impl<W: Worker + ?Sized> ByHand<W> {
     /// Counters as of now, of the pump, the state and the replicas.
     pub fn stats(&self) -> StackStats {
         let states = self.inspect(ReplicaState::stats);
+        let scaled = self.handle.autoscale_stats();
         StackStats {
             pump: self.pump_stats(),
             state: states.first().copied().unwrap_or_default(),
             membership: self.handle.membership_stats(),
-            autoscale: self.handle.autoscale_stats(),
+            scale_trials: scaled.trials,
+            scale_reason: scaled.reason,
         }
     }
 

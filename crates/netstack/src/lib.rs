@@ -152,12 +152,11 @@ pub use socket::tls;
 pub use socket::{AnyListener, Arriving};
 pub use socket::{Connecting, Entered, ReadHalf, Reserved, Sockets, TcpListener};
 pub use socket::{
-    Datagram, EchoSocket, InterfaceStatus, PacketInfo, Received, RouteStatus, UdpReceiver,
-    UdpSender, UdpSocket,
+    Datagram, EchoSocket, InterfaceStatus, PacketInfo, Received, UdpReceiver, UdpSender, UdpSocket,
 };
 #[cfg(feature = "dns")]
 pub use socket::{Resolver, Resolving};
-pub use socket::{TcpStream, WriteHalf, WriteMark};
+pub use socket::{TcpStream, WriteHalf};
 pub use socket::{TcpView, framed};
 pub use stack::{Builder, Interface, Stack};
 pub use variants::VariantKind;

@@ -54,13 +54,13 @@ pub use alone::TcpView;
 pub use arriving::{AnyListener, Arriving};
 pub use current::Entered;
 pub use echo::EchoSocket;
-pub use interfaces::{InterfaceStatus, RouteStatus};
+pub use interfaces::InterfaceStatus;
 pub use open::{Connecting, TcpListener};
 pub use read::ReadHalf;
 #[cfg(feature = "dns")]
 pub use resolver::{Resolver, Resolving};
 pub use udp::{Datagram, PacketInfo, Received, UdpReceiver, UdpSender, UdpSocket};
-pub use write::{Reserved, WriteHalf, WriteMark};
+pub use write::{Reserved, WriteHalf};
 
 /// The sockets of a stack: opens connections and listens for them.
 #[derive(Clone)]
@@ -757,12 +757,20 @@ impl TcpStream {
         self.writer.try_write(from)
     }
 
-    /// As [`WriteHalf::try_write_marked`].
+    /// As [`WriteHalf::try_write_more`].
     ///
     /// # Errors
     /// As [`WriteHalf::try_write`].
-    pub fn try_write_marked(&self, from: &[u8], mark: WriteMark) -> Result<usize, SocketError> {
-        self.writer.write_marked(from, mark)
+    pub fn try_write_more(&self, from: &[u8]) -> Result<usize, SocketError> {
+        self.writer.write_more(from)
+    }
+
+    /// As [`WriteHalf::try_write_end`].
+    ///
+    /// # Errors
+    /// As [`WriteHalf::try_write`].
+    pub fn try_write_end(&self, from: &[u8]) -> Result<usize, SocketError> {
+        self.writer.write_end(from)
     }
 }
 

@@ -805,7 +805,9 @@ impl Stack {
         let mut stats = self.sockets.stats();
         for group in self.handles() {
             stats.membership = stats.membership.and(group.membership_stats());
-            stats.autoscale = stats.autoscale.and(group.autoscale_stats());
+            let scaled = group.autoscale_stats();
+            stats.scale_trials += scaled.trials;
+            stats.scale_reason = scaled.reason.or(stats.scale_reason);
         }
         stats
     }

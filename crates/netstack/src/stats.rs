@@ -46,8 +46,12 @@ pub struct StackStats {
     /// Counts changes of the replicas; all zero in a stack that runs without a log. Only
     /// [`Stack::stats`](crate::Stack::stats) sets this.
     pub membership: MembershipStats,
-    /// Counts decisions of autoscaling. Only [`Stack::stats`](crate::Stack::stats) sets this.
-    pub autoscale: AutoscaleStats,
+    /// Trials of autoscaling, of one replica more or less. Only
+    /// [`Stack::stats`](crate::Stack::stats) sets this.
+    pub scale_trials: u64,
+    /// The reason of autoscaling's last decision; `None` before the first. Of several groups, the
+    /// last one with a reason counts.
+    pub scale_reason: Option<ScaleReason>,
 }
 
 impl StackStats {
@@ -58,35 +62,27 @@ impl StackStats {
             pump: self.pump.and(other.pump),
             state: self.state.and(other.state),
             membership: self.membership.and(other.membership),
-            autoscale: self.autoscale.and(other.autoscale),
+            scale_trials: self.scale_trials + other.scale_trials,
+            scale_reason: match other.scale_reason {
+                Some(reason) => Some(reason),
+                None => self.scale_reason,
+            },
         }
     }
 }
 
-/// Counts the trials of autoscaling, and gives the reason for the number of active replicas.
+/// What autoscaling of one group did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[doc(hidden)]
 #[non_exhaustive]
 pub struct AutoscaleStats {
-    /// Trials of one replica more or less.
+    /// As [`StackStats::scale_trials`].
     pub trials: u64,
-    /// The reason of the last decision; `None` before the first. Of several groups, the last one
-    /// with a reason counts.
+    /// As [`StackStats::scale_reason`].
     pub reason: Option<ScaleReason>,
 }
 
 impl AutoscaleStats {
-    /// The sums of two groups' counters.
-    #[must_use]
-    pub const fn and(self, other: Self) -> Self {
-        AutoscaleStats {
-            trials: self.trials + other.trials,
-            reason: match other.reason {
-                Some(reason) => Some(reason),
-                None => self.reason,
-            },
-        }
-    }
-
     /// As one word, for other threads.
     pub(crate) fn to_word(self) -> u64 {
         self.trials << 8 | self.reason.map_or(0, |reason| reason as u64 + 1)

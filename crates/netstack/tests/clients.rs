@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
+use dominoes_netstack::poller::{Interest, Poller, Token, Trigger};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::{Stack, TcpStream};
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName};
@@ -95,7 +95,7 @@ fn poll_tls(mut session: Connection, mut stream: TcpStream, sent: &[u8]) -> Vec<
     let registered = poller.register(&stream, Token(0), Interest::BOTH, Trigger::Edge);
     registered.unwrap();
     let (mut written, mut heard) = (0, Vec::new());
-    let mut events = Events::with_capacity(1);
+    let mut events = Vec::with_capacity(1);
     while heard.len() < LEN || written < sent.len() || session.wants_write() {
         let mut is_blocked = true;
         let mut moved = |done: std::io::Result<usize>| match done {
@@ -150,7 +150,7 @@ fn until<T, E>(
     mut attempt: impl FnMut() -> Result<T, E>,
     waits: impl Fn(&E) -> bool,
 ) -> Result<T, E> {
-    let mut events = Events::with_capacity(1);
+    let mut events = Vec::with_capacity(1);
     loop {
         match attempt() {
             Err(error) if waits(&error) => {
@@ -196,7 +196,7 @@ fn web_sockets_over_streams_that_block_and_that_a_poller_waits_for() {
                 .register(&ours, Token(0), Interest::BOTH, Trigger::Edge)
                 .unwrap();
             let mut begun = Some(tungstenite::accept(ours));
-            let mut events = Events::with_capacity(1);
+            let mut events = Vec::with_capacity(1);
             let socket = loop {
                 match begun.take().unwrap() {
                     Ok(socket) => break socket,

@@ -110,7 +110,7 @@ fn opens_wait_for_the_lease_and_its_gateway_leads_everywhere() {
         let status = &sockets.interfaces()[0];
         assert_eq!(status.dns_servers, [IpAddr::from(SERVER)], "{shape}");
         assert_eq!(status.search_domains, ["corp"]);
-        assert_eq!(sockets.routes()[1].via, Some(SERVER.into()));
+        assert_eq!(sockets.routes()[1].1.via, IpAddr::from(SERVER));
         let sent = stack.pass(Duration::from_secs(2));
         let sent = answer_arp(&mut stack, &sent);
         let syn = sent.iter().find(|frame| packet::protocol(frame) == Some(6));

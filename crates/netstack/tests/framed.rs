@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_netstack::framed::{Aes256Ctr, Aes256Gcm, Search};
+use dominoes_netstack::framed::{Aes256, Search};
 use dominoes_netstack::framed::{Failure, FramedStream};
 use dominoes_netstack::framed::{MAX_PAYLOAD, MAX_UNIT, UnitProcessor};
 use dominoes_netstack::testkit::{Variant, stall_in_unit, stalled_in_unit};
@@ -810,9 +810,9 @@ fn enciphered_bytes_go_both_ways_over_a_bad_wire_however_they_are_cut() {
     let (one, other) = ([5; 32], [9; 32]);
     for (seed, variant) in (0x5eed..).zip(with_lock()) {
         let ctr = [(one, other), (other, one)]
-            .map(|(sent, received)| Arc::new(Aes256Ctr::new(&sent, &received)) as _);
+            .map(|(sent, received)| Arc::new(Aes256::ctr(&sent, &received)) as _);
         let gcm = [(one, other), (other, one)]
-            .map(|(sent, received)| Arc::new(Aes256Gcm::new(&sent, &received)) as _);
+            .map(|(sent, received)| Arc::new(Aes256::gcm(&sent, &received)) as _);
         for processors in [ctr, gcm] {
             let mut pair = Pair::shared(bad_wire(variant), seed, processors);
             let texts = [text(200_000, seed), text(150_000, seed ^ 1)];
@@ -832,7 +832,7 @@ fn enciphered_bytes_go_both_ways_over_a_bad_wire_however_they_are_cut() {
 #[test]
 fn nothing_is_read_of_records_of_another_key() {
     for variant in with_lock() {
-        let [one, other] = [[5; 32], [6; 32]].map(|key| Aes256Gcm::new(&key, &key));
+        let [one, other] = [[5; 32], [6; 32]].map(|key| Aes256::gcm(&key, &key));
         let mut pair = Pair::new(host(variant), 3, [one, other]);
         let [here, there] = pair.exchange([&text(90_000, 4), &text(90_000, 5)], 1000, 3);
         let forged = Some(Err(SocketError::Failed(Failure::Forged)));

@@ -7,7 +7,7 @@ use std::thread;
 
 use dominoes_drivers::Device;
 use dominoes_drivers::memory::{self, MemoryConfig, scripted_with};
-use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
+use dominoes_netstack::poller::{Interest, Poller, Token, Trigger};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
@@ -421,7 +421,7 @@ fn a_poller_reports_what_arrives_in_any_group() {
             .register(&ours, Token(7), Interest::READABLE, trigger)
             .unwrap();
         let far = wire.peer();
-        let mut events = Events::with_capacity(4);
+        let mut events = Vec::with_capacity(4);
         for _ in 0..16 {
             assert_eq!(poller.events(&mut events), 0);
             let mut peer = far.bind_udp(0).unwrap();

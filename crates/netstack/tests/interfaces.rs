@@ -6,7 +6,7 @@ use std::thread;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::Route;
-use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
+use dominoes_netstack::poller::{Interest, Poller, Token, Trigger};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::variants::groups::INBOX;
 use dominoes_netstack::variants::{Setup, groups, interfaces};
@@ -86,7 +86,7 @@ fn one_udp_socket_hears_and_answers_on_every_interface() {
         let poller = Poller::new().unwrap();
         let registered = poller.register(&ours, Token(1), Interest::READABLE, Trigger::Edge);
         registered.unwrap();
-        let mut events = Events::with_capacity(4);
+        let mut events = Vec::with_capacity(4);
         poller.events(&mut events);
         for is_v4 in [true, false] {
             for net in [2, 1, 2] {

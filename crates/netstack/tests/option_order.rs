@@ -9,11 +9,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use dominoes_netstack::framed::{Failure, FramedStream, UnitProcessor};
-use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
+use dominoes_netstack::poller::{Interest, Poller, Token, Trigger};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::tls::{TlsHandshake, TlsStream};
-use dominoes_netstack::{Limits, Settings, SocketError, TcpStream, TcpView, Tuning, WriteMark};
+use dominoes_netstack::{Limits, Settings, SocketError, TcpStream, TcpView, Tuning};
 use dominoes_testkit::hand::{Scripted, setup};
 use dominoes_testkit::net::{HostConfig, HostId, Net};
 use dominoes_testkit::packet::{self, Family, TO_STACK};
@@ -322,13 +322,13 @@ fn a_damaged_duplicate_of_a_run_that_arrived_while_an_option_waited_changes_no_b
 #[test]
 fn what_is_marked_to_be_followed_waits_for_the_next_write() {
     Hosts::connected(|mut hosts, _server, mut client| {
-        client.try_write_marked(&[1; 100], WriteMark::More).unwrap();
-        client.try_write_marked(&[1; 100], WriteMark::More).unwrap();
+        client.try_write_more(&[1; 100]).unwrap();
+        client.try_write_more(&[1; 100]).unwrap();
         assert_eq!(hosts.text_after(50), []);
         client.try_write(&[2; 50]).unwrap();
         assert_eq!(hosts.text_after(50), [(250, 64, 0)]);
         client.try_write(&[3; 40]).unwrap();
-        client.try_write_marked(&[1; 20], WriteMark::More).unwrap();
+        client.try_write_more(&[1; 20]).unwrap();
         assert_eq!(hosts.text_after(50), [(40, 64, 0)]);
         client.shutdown_write();
         assert_eq!(hosts.text_after(50), [(20, 64, 0)]);
@@ -339,8 +339,8 @@ fn what_is_marked_to_be_followed_waits_for_the_next_write() {
 fn the_end_of_a_record_waits_for_nothing() {
     Hosts::connected(|mut hosts, _server, mut client| {
         client.set_cork(true);
-        client.try_write_marked(&[1; 10], WriteMark::End).unwrap();
-        client.try_write_marked(&[2; 20], WriteMark::End).unwrap();
+        client.try_write_end(&[1; 10]).unwrap();
+        client.try_write_end(&[2; 20]).unwrap();
         client.try_write(&[3; 30]).unwrap();
         assert_eq!(hosts.text_after(50), [(10, 64, 0), (20, 64, 0)]);
         client.set_cork(false);
@@ -451,10 +451,10 @@ fn a_bound_of_unsent_text_holds_for_writes_and_for_readiness_whatever_is_in_flig
         let poller = Poller::new().unwrap();
         let (writable, level) = (Interest::WRITABLE, Trigger::Level);
         poller.register(&client, Token(1), writable, level).unwrap();
-        let mut events = Events::with_capacity(4);
+        let mut events = Vec::with_capacity(4);
         let mut is_writable = || {
             poller.events(&mut events);
-            events.iter().count() > 0
+            !events.is_empty()
         };
         // Sent text makes room even if the peer does not read it.
         let mut written = 0;
@@ -516,9 +516,9 @@ fn a_call_that_moves_no_byte_gives_the_stack_nothing_to_do() {
         let hosts = hosts.map(|variant| net.add(HostConfig::new(variant)).unwrap());
         let [ours, _theirs] = connect(&mut net, hosts, 7);
         let (_reader, mut writer) = ours.split();
-        assert_eq!(writer.try_write_marked(b"a", WriteMark::More), Ok(1));
+        assert_eq!(writer.try_write_more(b"a"), Ok(1));
         net.run_until_idle();
-        let nothing = writer.try_write_marked(&[], WriteMark::More);
+        let nothing = writer.try_write_more(&[]);
         assert_eq!((nothing, net.run_until_idle()), (Ok(0), 0), "{variant}");
         // This is not nothing: it ends the waiting for more.
         assert_eq!(writer.try_write(&[]), Ok(0));

@@ -15,15 +15,15 @@ mod units;
 mod wakers;
 
 use dominoes_netstack::SocketError;
-use dominoes_netstack::poller::{Event, Events, Interest, Poller, Token, Trigger};
+use dominoes_netstack::poller::{Event, Interest, Poller, Token, Trigger};
 
 const TRIGGERS: [Trigger; 2] = [Trigger::Level, Trigger::Edge];
 
 /// All current events, without waiting.
 fn reported(poller: &Poller) -> Vec<Event> {
-    let mut events = Events::with_capacity(64);
+    let mut events = Vec::with_capacity(64);
     poller.events(&mut events);
-    events.iter().copied().collect()
+    events
 }
 
 /// The tokens of readable sources, and of writable ones.

@@ -378,8 +378,8 @@ fn of_routes_with_prefixes_as_long_the_lowest_metric_is_taken() {
         wire.check(&mut far, NEAR);
         let network = family.address([10, 9, 0, 0]);
         let listed = sockets.routes().into_iter();
-        let listed = listed.filter(|route| route.network == network);
-        let listed: Vec<_> = listed.map(|route| route.metric).collect();
+        let listed = listed.filter(|(_, route)| route.network == network);
+        let listed: Vec<_> = listed.map(|(_, route)| route.metric).collect();
         assert_eq!(listed, [3, 5, 7]);
         for (gone, through) in [(routes[2], SECOND), (routes[1], FIRST)] {
             sockets.remove_route(1, gone).unwrap();
@@ -442,12 +442,12 @@ fn routes_are_listed_and_what_cannot_be_one_is_refused() {
         turn();
         let listed = || -> Vec<_> {
             let routes = sockets.routes().into_iter();
-            let ours = routes.filter(|route| match route.network {
+            let ours = routes.filter(|(_, route)| match route.network {
                 IpAddr::V4(_) => true,
                 IpAddr::V6(network) => !network.is_unicast_link_local(),
             });
-            ours.map(|route| {
-                assert_eq!(route.interface, 1);
+            ours.map(|(interface, route)| {
+                assert_eq!(interface, 1);
                 (route.network, route.prefix, route.via)
             })
             .collect()
@@ -456,8 +456,12 @@ fn routes_are_listed_and_what_cannot_be_one_is_refused() {
             Family::V4 => IpAddr::from([0; 4]),
             Family::V6 => IpAddr::from([0; 16]),
         };
-        let link = (family.address([10, 0, 0, 0]), prefix(family, 24), None);
-        let default = (everywhere, 0, Some(family.address(FIRST)));
+        let link = (
+            family.address([10, 0, 0, 0]),
+            prefix(family, 24),
+            everywhere,
+        );
+        let default = (everywhere, 0, family.address(FIRST));
         assert_eq!(listed(), [link, default]);
 
         // Bits after the prefix do not count.
@@ -471,7 +475,7 @@ fn routes_are_listed_and_what_cannot_be_one_is_refused() {
         sockets.add_route(1, other).unwrap();
         sockets.add_route(1, longer).unwrap();
         turn();
-        let via = |route: Route| (route.network, route.prefix, Some(route.via));
+        let via = |route: Route| (route.network, route.prefix, route.via);
         let all = [via(longer), link, via(same), via(other), default];
         assert_eq!(listed(), all);
         sockets.remove_route(1, same).unwrap();
@@ -579,9 +583,10 @@ fn the_interface_of_a_new_route_is_taken() {
         sockets.add_route(2, route(16, 2)).unwrap();
         fixture.turn();
         let listed = sockets.routes();
-        let vias: Vec<_> = listed.iter().map(|way| (way.interface, way.via)).collect();
-        let via = |net: u8| Some(IpAddr::from([10, 0, net, 2]));
-        assert_eq!(vias, [(1, None), (1, via(1)), (2, None), (2, via(2))]);
+        let vias: Vec<_> = listed.iter().map(|(at, route)| (*at, route.via)).collect();
+        let via = |net: u8| IpAddr::from([10, 0, net, 2]);
+        let link = IpAddr::from([0; 4]);
+        assert_eq!(vias, [(1, link), (1, via(1)), (2, link), (2, via(2))]);
         let own = |net: u8| IpAddr::from([10, 0, net, 1]);
         let from = |net| SocketAddr::new(own(net), 0);
         // The longer prefix is at the second interface.

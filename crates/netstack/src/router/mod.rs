@@ -8,8 +8,8 @@
 //!
 //! ```
 //! use dominoes_drivers::memory::{self, MemoryConfig};
+//! use dominoes_netstack::Stack;
 //! use dominoes_netstack::router::Router;
-//! use dominoes_netstack::variants::{Setup, single::Single};
 //! use dominoes_netstack::time::{Duration, Instant};
 //!
 //! let (left, left_end) = memory::pair(MemoryConfig::default());
@@ -18,12 +18,11 @@
 //!     .interface("10.0.1.254/24", left_end)
 //!     .interface("10.0.2.254/24", right_end)
 //!     .build()?;
-//! let host = |net, gateway: [u8; 4], device| {
-//!     let setup = Setup::new([10, 0, net, 1].into(), 24, [1, 2]).gateway(gateway.into());
-//!     Single::new(setup, Box::new(device))
+//! let host = |address, gateway: [u8; 4], device| {
+//!     Stack::builder(address).gateway(gateway.into()).by_hand(device)
 //! };
-//! let mut client = host(1, [10, 0, 1, 254], left)?;
-//! let mut server = host(2, [10, 0, 2, 254], right)?;
+//! let mut client = host("10.0.1.1/24", [10, 0, 1, 254], left)?;
+//! let mut server = host("10.0.2.1/24", [10, 0, 2, 254], right)?;
 //!
 //! let listener = server.sockets().listen(7, 4)?;
 //! let mut connecting = client.sockets().begin_connect("10.0.2.1:7".parse()?)?;
@@ -59,7 +58,7 @@ mod threads;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dominoes_drivers::{Capabilities, Device, DeviceWaker};
+use dominoes_drivers::{Capabilities, Device, DeviceError, DeviceWaker};
 
 use crate::error::{ConfigError, StackError};
 use crate::ip::rate_limit::Rate;
@@ -70,8 +69,7 @@ use crate::stack::{parse_cidr, random};
 use crate::time::Instant;
 use input::Input;
 use output::Output;
-
-pub use threads::RunningRouter;
+use threads::Threads;
 
 /// Configures and builds a router.
 #[derive(Default)]
@@ -202,6 +200,7 @@ impl RouterBuilder {
         let inputs =
             inputs.map(|(index, rx)| Input::new(Arc::clone(&shared), index, count, rx, &keys));
         Ok(Router {
+            threads: None,
             inputs: inputs.collect(),
             shared,
         })
@@ -384,8 +383,10 @@ router_stats! {
     overflowed,
 }
 
-/// A router, to be driven by hand or started.
+/// A router, driven by hand, or by threads once it is started. Dropping it ends them.
 pub struct Router {
+    threads: Option<Threads>,
+    /// Empty once it is started.
     inputs: Vec<Input>,
     shared: Arc<RouterShared>,
 }
@@ -398,12 +399,12 @@ impl Router {
 
     /// Receives frames from every interface, forwards them, and runs timers. Returns the number
     /// of actions; 0 means that nothing will happen before [`Router::next_deadline`] unless a
-    /// frame arrives or a busy device accepts more.
+    /// frame arrives or a busy device accepts more. Does nothing once the router is started.
     pub fn turn(&mut self, now: Instant) -> usize {
         self.inputs.iter_mut().map(|input| input.turn(now)).sum()
     }
 
-    /// The time of the next timer.
+    /// The time of the next timer; [`Instant::NEVER`] once the router is started.
     pub fn next_deadline(&self) -> Instant {
         let deadlines = self.inputs.iter().map(Input::next_deadline);
         deadlines.min().unwrap_or(Instant::NEVER)
@@ -414,19 +415,30 @@ impl Router {
         self.shared.stats()
     }
 
-    /// Starts a thread for each interface.
+    /// Starts a thread for each interface, unless that is done.
     ///
     /// # Errors
     /// If a thread cannot be started.
-    pub fn start(self) -> Result<RunningRouter, StackError> {
-        RunningRouter::start(self.inputs, self.shared)
+    pub fn start(mut self) -> Result<Router, StackError> {
+        if self.threads.is_none() {
+            let inputs = core::mem::take(&mut self.inputs);
+            self.threads = Some(Threads::start(inputs, Arc::clone(&self.shared))?);
+        }
+        Ok(self)
+    }
+
+    /// The last error of a device since the last call. An interface whose device is down
+    /// continues when the device is up; an interface whose device is gone has ended. `None` while
+    /// the router is driven by hand.
+    pub fn take_device_error(&self) -> Option<DeviceError> {
+        self.threads.as_ref()?.take_device_error()
     }
 }
 
 impl std::fmt::Debug for Router {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Router")
-            .field("interfaces", &self.inputs.len())
+            .field("interfaces", &self.shared.ports.len())
             .field("stats", &self.stats())
             .finish_non_exhaustive()
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use dominoes_drivers::DeviceError;
 
+use super::RouterShared;
 use super::input::Input;
-use super::{RouterShared, RouterStats};
 use crate::error::StackError;
 use crate::stack::Clock;
 
@@ -17,8 +17,8 @@ const SLEEP: Duration = Duration::from_millis(100);
 /// The time between two attempts to send to a busy device.
 const RETRY: Duration = Duration::from_micros(100);
 
-/// A running router. Dropping it ends its threads.
-pub struct RunningRouter {
+/// The threads of a router. Dropping this ends them.
+pub(super) struct Threads {
     shared: Arc<RouterShared>,
     running: Arc<Running>,
     threads: Vec<JoinHandle<()>>,
@@ -30,9 +30,9 @@ struct Running {
     trouble: Mutex<Option<DeviceError>>,
 }
 
-impl RunningRouter {
+impl Threads {
     pub(super) fn start(inputs: Vec<Input>, shared: Arc<RouterShared>) -> Result<Self, StackError> {
-        let mut router = RunningRouter {
+        let mut router = Threads {
             shared,
             running: Arc::default(),
             threads: Vec::new(),
@@ -48,14 +48,7 @@ impl RunningRouter {
         Ok(router)
     }
 
-    /// The counters since the start.
-    pub fn stats(&self) -> RouterStats {
-        self.shared.stats()
-    }
-
-    /// The last error of a device since the last call. An interface whose device is down
-    /// continues when the device is up; an interface whose device is gone has ended.
-    pub fn take_device_error(&self) -> Option<DeviceError> {
+    pub(super) fn take_device_error(&self) -> Option<DeviceError> {
         self.running.trouble().take()
     }
 }
@@ -84,7 +77,7 @@ impl Running {
     }
 }
 
-impl Drop for RunningRouter {
+impl Drop for Threads {
     fn drop(&mut self) {
         self.running.over.store(true, SeqCst);
         self.shared.ports.iter().for_each(|port| port.waker.wake());
@@ -92,13 +85,5 @@ impl Drop for RunningRouter {
             // The thread has nothing left to report, not even a panic.
             let _ = thread.join();
         }
-    }
-}
-
-impl std::fmt::Debug for RunningRouter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RunningRouter")
-            .field("stats", &self.stats())
-            .finish_non_exhaustive()
     }
 }

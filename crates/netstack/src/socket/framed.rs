@@ -122,7 +122,7 @@ use crate::io::stream::StreamRef;
 use crate::log::request::ConnId;
 
 #[cfg(feature = "ciphers")]
-pub use cipher::{Aes256Ctr, Aes256Gcm};
+pub use cipher::Aes256;
 #[cfg(feature = "search")]
 pub use search::Search;
 

@@ -32,22 +32,6 @@ pub struct InterfaceStatus {
     pub search_domains: Vec<String>,
 }
 
-/// A snapshot of a route.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RouteStatus {
-    /// The number of the interface; the first is 1.
-    pub interface: u32,
-    /// The network; bits after the prefix are 0.
-    pub network: IpAddr,
-    /// Length of its prefix in bits.
-    pub prefix: u8,
-    /// The gateway; `None`: the network is on the link.
-    pub via: Option<IpAddr>,
-    /// [`Route::metric`]; 0 for the link, and `u32::MAX` for a router that advertises itself.
-    pub metric: u32,
-}
-
 impl Sockets {
     /// The interfaces of the stack, in the order of their numbers; the first is 1.
     pub fn interfaces(&self) -> Vec<InterfaceStatus> {
@@ -198,23 +182,16 @@ impl Sockets {
         (servers, domains)
     }
 
-    /// The routes of the stack, in the order of lookup: by interface, IPv4 before IPv6, the
-    /// longest prefix first, then the lowest metric. They include the networks of its addresses,
-    /// and for IPv6 the routers that advertise themselves.
-    pub fn routes(&self) -> Vec<RouteStatus> {
+    /// The routes of the stack, in the order of lookup, each with the number of its interface (the
+    /// first is 1): by interface, IPv4 before IPv6, the longest prefix first, then the lowest
+    /// metric. They include the networks of its addresses, whose gateway is 0.0.0.0 or `::`, and for
+    /// IPv6 the routers that advertise themselves.
+    pub fn routes(&self) -> Vec<(u32, Route)> {
         let mut routes = Vec::new();
-        for (index, world) in (1..).zip(self.first_groups()) {
+        for (number, world) in (1..).zip(self.first_groups()) {
             world.with_site(|site| {
-                for is_v4 in [true, false] {
-                    let ways = site.ways(is_v4).into_iter();
-                    routes.extend(ways.map(|way| RouteStatus {
-                        interface: index,
-                        network: way.network.ip(),
-                        prefix: way.prefix,
-                        via: way.via.map(Address::ip),
-                        metric: way.metric,
-                    }));
-                }
+                let all = [true, false].map(|is_v4| site.all_routes(is_v4));
+                routes.extend(all.into_iter().flatten().map(|route| (number, route)));
             });
         }
         routes

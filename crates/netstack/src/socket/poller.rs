@@ -36,7 +36,7 @@
 //! ```
 //! use dominoes_drivers::memory::{self, MemoryConfig};
 //! use dominoes_netstack::Stack;
-//! use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
+//! use dominoes_netstack::poller::{Interest, Poller, Token, Trigger};
 //!
 //! let (left, right) = memory::pair(MemoryConfig::default());
 //! let server = Stack::builder("10.0.0.1/24").start(left)?;
@@ -46,7 +46,7 @@
 //! let poller = Poller::new()?;
 //! poller.register(&listener, Token(7), Interest::READABLE, Trigger::Level)?;
 //! let _connection = client.connect("10.0.0.1:7")?;
-//! let mut events = Events::with_capacity(64);
+//! let mut events = Vec::with_capacity(64);
 //! poller.wait(&mut events, None);
 //! assert!(events.iter().all(|event| event.token == Token(7) && event.readable));
 //! let (_stream, _) = listener.try_accept()?;
@@ -154,49 +154,6 @@ pub struct Event {
     pub write_closed: bool,
     /// The connection ended early, or the network reported an error; a call returns it.
     pub error: bool,
-}
-
-/// The events that one call reports.
-#[derive(Debug)]
-pub struct Events {
-    list: Vec<Event>,
-    capacity: usize,
-}
-
-impl Events {
-    /// Room for this many events of one call, at least 1. The next call reports events that do
-    /// not fit.
-    pub fn with_capacity(capacity: usize) -> Events {
-        let capacity = capacity.max(1);
-        Events {
-            list: Vec::with_capacity(capacity),
-            capacity,
-        }
-    }
-
-    /// The events of the latest call.
-    pub fn iter(&self) -> core::slice::Iter<'_, Event> {
-        self.list.iter()
-    }
-
-    /// The number of events.
-    pub fn len(&self) -> usize {
-        self.list.len()
-    }
-
-    /// Whether there are no events: the time was over, or a [`Waker`] was used.
-    pub fn is_empty(&self) -> bool {
-        self.list.is_empty()
-    }
-}
-
-impl<'a> IntoIterator for &'a Events {
-    type Item = &'a Event;
-    type IntoIter = core::slice::Iter<'a, Event>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter()
-    }
 }
 
 /// Waits for sockets of any number of stacks. Any thread may call any function at any time.
@@ -334,13 +291,14 @@ impl Poller {
     }
 
     /// Reports events; waits for the first one for `timeout`, or without limit. Replaces the
-    /// contents of `events`. Returns the number of events: 0 if the time is over, or if a
-    /// [`Waker`] was used.
+    /// contents of `events`, up to its capacity (64 if it has none); the next call reports events
+    /// that do not fit. Returns the number of events: 0 if the time is over, or if a [`Waker`] was
+    /// used.
     ///
     /// The stack must run on threads. If it chooses their number, all sockets are of this stack,
     /// and no other thread waits for one, this thread does the work of the stack's thread
     /// meanwhile, so no other thread need be woken.
-    pub fn wait(&self, events: &mut Events, timeout: Option<Duration>) -> usize {
+    pub fn wait(&self, events: &mut Vec<Event>, timeout: Option<Duration>) -> usize {
         let until = timeout.map_or(WaitUntil::Never, WaitUntil::after);
         let shared = &*self.shared;
         let world = shared.world();
@@ -375,7 +333,7 @@ impl Poller {
     }
 
     /// As [`Poller::wait`], but does not wait.
-    pub fn events(&self, events: &mut Events) -> usize {
+    pub fn events(&self, events: &mut Vec<Event>) -> usize {
         self.collect(events).0
     }
 
@@ -387,9 +345,13 @@ impl Poller {
     }
 
     /// Collects the current events; returns their number, and whether a waker was used.
-    fn collect(&self, events: &mut Events) -> (usize, bool) {
+    fn collect(&self, events: &mut Vec<Event>) -> (usize, bool) {
         let shared = &*self.shared;
-        events.list.clear();
+        events.clear();
+        if events.capacity() == 0 {
+            events.reserve(64);
+        }
+        let capacity = events.capacity();
         let mut again = shared.collector();
         #[cfg(target_os = "linux")]
         shared.descriptor.clear();
@@ -401,11 +363,11 @@ impl Poller {
             .fetch_xor(true, Ordering::Relaxed);
         #[cfg(target_os = "linux")]
         if descriptors_first {
-            shared.collect_descriptors(events.capacity, &mut events.list);
+            shared.collect_descriptors(capacity, events);
         }
         // Leaves registrations that are queued meanwhile to the next call.
         for _ in 0..shared.queue.len() {
-            if events.list.len() == events.capacity {
+            if events.len() == capacity {
                 break;
             }
             let Some(queued) = shared.queue.pop() else {
@@ -413,24 +375,24 @@ impl Poller {
             };
             match queued.collect() {
                 Collected::Nothing => {}
-                Collected::Once(event) => events.list.push(event),
+                Collected::Once(event) => events.push(event),
                 Collected::Again(event) => {
-                    events.list.push(event);
+                    events.push(event);
                     again.push(queued);
                 }
             }
         }
         again.drain(..).for_each(|queued| shared.queue.push(queued));
         #[cfg(target_os = "linux")]
-        if !descriptors_first && events.list.len() < events.capacity {
-            let room = events.capacity - events.list.len();
-            shared.collect_descriptors(room, &mut events.list);
+        if !descriptors_first && events.len() < capacity {
+            let room = capacity - events.len();
+            shared.collect_descriptors(room, events);
         }
         #[cfg(target_os = "linux")]
         if !shared.queue.is_empty() {
             shared.descriptor.signal();
         }
-        (events.list.len(), woken)
+        (events.len(), woken)
     }
 }
 

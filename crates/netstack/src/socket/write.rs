@@ -75,48 +75,58 @@ impl WriteHalf {
         self.write_parts(from)
     }
 
-    /// As [`WriteHalf::try_write`]; `mark` tells the stack how the bytes end.
+    /// As [`WriteHalf::try_write`], and more follows at once: a partial segment waits for the next
+    /// other write, as if the connection were corked until then
+    /// ([`Tuning::cork`](crate::Tuning::cork)). Linux calls this `MSG_MORE`.
     ///
     /// # Errors
     /// As [`WriteHalf::try_write`].
-    pub fn try_write_marked(&mut self, from: &[u8], mark: WriteMark) -> Result<usize, SocketError> {
-        self.write_marked(from, mark)
+    pub fn try_write_more(&mut self, from: &[u8]) -> Result<usize, SocketError> {
+        self.write_more(from)
     }
 
-    pub(super) fn write_marked(&self, from: &[u8], mark: WriteMark) -> Result<usize, SocketError> {
-        match mark {
-            WriteMark::More => {
-                // The pump must not see the bytes before the mark.
-                let (stream, turn) = self.begin()?;
-                if stream.writable() < from.len().min(1) && stream.fell_short() == 0 {
-                    return Err(SocketError::WouldBlock);
-                }
-                let begins = !stream.waits_for_more();
-                if begins {
-                    stream.set_more(true);
-                    stream.change(0, |before| Change {
-                        more: true,
-                        ..before
-                    });
-                }
-                let len = stream.write(from);
-                drop(turn);
-                if begins || len > 0 {
-                    self.half.world.raise(&stream);
-                }
-                Ok(len)
-            }
-            WriteMark::End => {
-                let len = self.write_parts(&[IoSlice::new(from)])?;
-                if len == from.len() {
-                    self.half.change(|before| Change {
-                        push: true,
-                        ..before
-                    })?;
-                }
-                Ok(len)
-            }
+    pub(super) fn write_more(&self, from: &[u8]) -> Result<usize, SocketError> {
+        // The pump must not see the bytes before the change.
+        let (stream, turn) = self.begin()?;
+        if stream.writable() < from.len().min(1) && stream.fell_short() == 0 {
+            return Err(SocketError::WouldBlock);
         }
+        let begins = !stream.waits_for_more();
+        if begins {
+            stream.set_more(true);
+            stream.change(0, |before| Change {
+                more: true,
+                ..before
+            });
+        }
+        let len = stream.write(from);
+        drop(turn);
+        if begins || len > 0 {
+            self.half.world.raise(&stream);
+        }
+        Ok(len)
+    }
+
+    /// As [`WriteHalf::try_write`]; if all of it is written, a record ends here. It is sent without
+    /// waiting for more, regardless of Nagle's algorithm, a cork or
+    /// [`WriteHalf::try_write_more`]. Later bytes share a segment with it only if the peer's window
+    /// or congestion delays both. Linux calls this `MSG_EOR`.
+    ///
+    /// # Errors
+    /// As [`WriteHalf::try_write`].
+    pub fn try_write_end(&mut self, from: &[u8]) -> Result<usize, SocketError> {
+        self.write_end(from)
+    }
+
+    pub(super) fn write_end(&self, from: &[u8]) -> Result<usize, SocketError> {
+        let len = self.write_parts(&[IoSlice::new(from)])?;
+        if len == from.len() {
+            self.half.change(|before| Change {
+                push: true,
+                ..before
+            })?;
+        }
+        Ok(len)
     }
 
     /// Tells the stack that `len` bytes were written, and are not to wait for more.
@@ -253,20 +263,6 @@ impl WriteHalf {
             self.write_parts(from)
         })
     }
-}
-
-/// How the bytes of [`WriteHalf::try_write_marked`] end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum WriteMark {
-    /// More follows at once: a partial segment waits for the next write without this mark, as if
-    /// the connection were corked until then ([`Tuning::cork`](crate::Tuning::cork)). Linux calls
-    /// this `MSG_MORE`.
-    More,
-    /// A record ends here, if all of it is written: it is sent without waiting for more,
-    /// regardless of Nagle's algorithm, a cork or an earlier mark. Later bytes share a segment
-    /// with it only if the peer's window or congestion delays both. Linux calls this `MSG_EOR`.
-    End,
 }
 
 /// Reserved room in the send ring, to write in place; see [`WriteHalf::reserve`].

@@ -348,7 +348,7 @@ fn what_does_not_fit_is_reported_next_and_each_gets_its_turn() {
                 .register(ours, Token(token), Interest::WRITABLE, trigger)
                 .unwrap();
         }
-        let mut events = Events::with_capacity(2);
+        let mut events = Vec::with_capacity(2);
         let mut counts = [0; 5];
         for _ in 0..5 {
             poller.events(&mut events);

@@ -13,9 +13,9 @@ use super::*;
 
 /// The only event of a call that waits.
 fn next(poller: &Poller) -> Event {
-    let mut events = Events::with_capacity(8);
+    let mut events = Vec::with_capacity(8);
     assert_eq!(poller.wait(&mut events, None), 1);
-    *events.iter().next().unwrap()
+    events[0]
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn neither_descriptors_nor_sockets_keep_the_others_from_a_report() {
     poller
         .register_descriptor(&ours, Token(1), Interest::READABLE, level)
         .unwrap();
-    let mut events = Events::with_capacity(1);
+    let mut events = Vec::with_capacity(1);
     let mut seen = [0; 3];
     for _ in 0..6 {
         poller.wait(&mut events, None);
@@ -128,7 +128,7 @@ fn a_thread_that_waits_for_both_misses_neither() {
         let waker = poller.waker();
         thread::scope(|scope| {
             scope.spawn(move || {
-                let mut events = Events::with_capacity(8);
+                let mut events = Vec::with_capacity(8);
                 while poller.wait(&mut events, None) > 0 {
                     for event in &events {
                         let mut bytes = [0; 64];

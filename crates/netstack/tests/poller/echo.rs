@@ -128,7 +128,7 @@ fn a_thread_that_waits_is_woken_by_every_reply_and_by_the_end_of_the_stack() {
                 done.map(|()| poller).unwrap()
             });
             let wait = |poller: &Poller, what: &str| {
-                let mut events = Events::with_capacity(1);
+                let mut events = Vec::with_capacity(1);
                 let len = poller.wait(&mut events, Some(LONG));
                 assert!(len > 0, "{variant}, {trigger:?}: {what}");
             };

@@ -153,7 +153,7 @@ impl Server {
 
     /// Serves until this many connections have ended.
     fn run(&mut self, connections: usize) {
-        let mut events = Events::with_capacity(32);
+        let mut events = Vec::with_capacity(32);
         while self.served < connections {
             let len = self.poller.wait(&mut events, Some(LONG));
             assert!(len > 0, "nothing is ready, and {} have ended", self.served);
@@ -202,7 +202,7 @@ fn one_thread_echoes_all_bytes_of_many_connections() {
 #[test]
 fn a_wake_ends_the_wait_that_goes_on_or_the_next_one() {
     let poller = Poller::new().unwrap();
-    let mut events = Events::with_capacity(4);
+    let mut events = Vec::with_capacity(4);
     let waker = poller.waker();
     waker.wake();
     waker.clone().wake();
@@ -213,7 +213,7 @@ fn a_wake_ends_the_wait_that_goes_on_or_the_next_one() {
     let (to, fro) = (there.waker(), back.waker());
     thread::scope(|scope| {
         scope.spawn(|| {
-            let mut events = Events::with_capacity(1);
+            let mut events = Vec::with_capacity(1);
             for _ in 0..2000 {
                 there.wait(&mut events, None);
                 fro.wake();
@@ -248,7 +248,7 @@ fn a_stack_that_ends_reports_all_that_is_registered() {
         assert_eq!(reported(&poller), [], "{variant}");
         let end = thread::spawn(move || server.close(Duration::ZERO));
         let mut missing = vec![1, 2, 3];
-        let mut events = Events::with_capacity(4);
+        let mut events = Vec::with_capacity(4);
         while !missing.is_empty() {
             let len = poller.wait(&mut events, Some(LONG));
             assert!(len > 0, "{variant}: {missing:?}");
@@ -272,7 +272,7 @@ fn registering_and_dropping_races_with_arrivals() {
         thread::scope(|scope| {
             let (poller, over) = (&poller, &over);
             let waits = scope.spawn(move || {
-                let mut events = Events::with_capacity(8);
+                let mut events = Vec::with_capacity(8);
                 while !over.load(Ordering::Relaxed) {
                     poller.wait(&mut events, Some(LONG));
                 }
@@ -321,7 +321,7 @@ fn registering_and_dropping_races_with_arrivals() {
             .register(&ours, Token(9), Interest::READABLE, Trigger::Edge)
             .unwrap();
         theirs.write_all(b"news").unwrap();
-        let mut events = Events::with_capacity(8);
+        let mut events = Vec::with_capacity(8);
         assert_eq!(poller.wait(&mut events, Some(LONG)), 1);
         assert!(events.iter().all(|event| event.token == Token(9)));
     }
@@ -342,7 +342,7 @@ fn no_wake_up_is_lost_in_many_short_round_trips() {
                 poller
                     .register(&stream, Token(0), Interest::READABLE, trigger)
                     .unwrap();
-                let mut events = Events::with_capacity(1);
+                let mut events = Vec::with_capacity(1);
                 let mut byte = [0];
                 for round in 0..2000_u32 {
                     stream.try_write(&[round as u8]).unwrap();
@@ -382,7 +382,7 @@ fn a_server_that_sleeps_in_mio_echoes_all_bytes() {
                 scope.spawn(move || client(clients, number, 20_000));
             }
             let mut woken = mio::Events::with_capacity(8);
-            let mut events = Events::with_capacity(4);
+            let mut events = Vec::with_capacity(4);
             while served.served < 8 {
                 poll.poll(&mut woken, Some(LONG)).unwrap();
                 assert!(
@@ -422,7 +422,7 @@ fn the_descriptor_is_readable_while_there_are_events() {
     let _stream = client.connect(server_at(7)).unwrap();
     // The connection was queued before the descriptor existed.
     assert!(is_readable(&early, true));
-    let mut events = Events::with_capacity(4);
+    let mut events = Vec::with_capacity(4);
     assert_eq!(early.wait(&mut events, Some(LONG)), 1);
     assert!(is_readable(&early, false), "by level there is one still");
     let (ours, _) = listener.accept().unwrap();

@@ -21,10 +21,12 @@ pub struct Route {
     pub network: IpAddr,
     /// Prefix length in bits, 0 to 32, or to 128 for IPv6. The longest matching prefix wins.
     pub prefix: u8,
-    /// The gateway, an address of the same family.
+    /// The gateway, an address of the same family. In a list of routes, 0.0.0.0 or `::` if the
+    /// network is on the link.
     pub via: IpAddr,
     /// Among routes with equal prefix lengths, the lowest metric wins. On-link networks precede
-    /// all routes, default gateways have metric 0, and advertised routers come last.
+    /// all routes, default gateways have metric 0, and routers that advertise themselves come last,
+    /// with `u32::MAX`.
     pub metric: u32,
 }
 
@@ -99,19 +101,6 @@ impl Way {
     pub const fn rank(&self) -> (u8, Reverse<u32>) {
         (self.prefix, Reverse(self.metric))
     }
-}
-
-/// A way in a list of all ways.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ListedWay {
-    /// First address of the destinations.
-    pub network: Address,
-    /// Length of its prefix, in bits.
-    pub prefix: u8,
-    /// Among equal prefixes, the lowest metric wins.
-    pub metric: u32,
-    /// The gateway; `None` if the network is on-link.
-    pub via: Option<Address>,
 }
 
 impl From<&Route> for Way {
@@ -233,8 +222,8 @@ impl Site {
         }
     }
 
-    /// All ways of a family, in lookup order.
-    pub fn ways(&self, is_v4: bool) -> Vec<ListedWay> {
+    /// All routes of a family, in lookup order.
+    pub fn all_routes(&self, is_v4: bool) -> Vec<Route> {
         let mut near: Vec<_> = match is_v4 {
             true => self
                 .places_v4()
@@ -244,35 +233,38 @@ impl Site {
         };
         near.sort_unstable();
         near.dedup();
-        let near = near.into_iter().map(|(network, prefix)| ListedWay {
-            network,
+        let default = match is_v4 {
+            true => Route::default_via(Ipv4Addr::UNSPECIFIED.into()),
+            false => Route::default_via(Ipv6Addr::UNSPECIFIED.into()),
+        };
+        let near = near.into_iter().map(|(network, prefix)| Route {
+            network: network.ip(),
             prefix,
-            metric: 0,
-            via: None,
+            ..default
         });
         let routes = self.routes(is_v4).iter().map(|route| {
             let to = Address::from(route.network);
-            ListedWay {
-                network: match is_v4 {
-                    true => Address::v4(network(to, route.prefix)),
-                    false => v6::network(to, route.prefix),
-                },
-                prefix: route.prefix,
-                metric: route.metric,
-                via: Some(route.via.into()),
+            let first = match is_v4 {
+                true => Address::v4(network(to, route.prefix)),
+                false => v6::network(to, route.prefix),
+            };
+            Route {
+                network: first.ip(),
+                ..*route
             }
         });
         let routers = self.v6.routers.iter().filter(|_| !is_v4);
-        let routers = routers.map(|router| ListedWay {
-            network: Address::v6([0; 16]),
-            prefix: 0,
+        let routers = routers.map(|router| Route {
             metric: Way::ADVERTISED,
-            via: Some(*router),
+            ..Route::default_via(router.ip())
         });
-        let mut ways: Vec<_> = near.chain(routes).chain(routers).collect();
+        let mut all: Vec<_> = near.chain(routes).chain(routers).collect();
         // On-link networks precede gateways with equal prefix lengths.
-        ways.sort_by_key(|way| (Reverse(way.prefix), way.via.is_some(), way.metric));
-        ways
+        all.sort_by_key(|route| {
+            let is_near = route.via.is_unspecified();
+            (Reverse(route.prefix), !is_near, route.metric)
+        });
+        all
     }
 
     /// Our IPv4 addresses with their networks, in order.

@@ -30,7 +30,7 @@ impl Poller {
     /// one of them is open.
     ///
     /// ```
-    /// use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
+    /// use dominoes_netstack::poller::{Interest, Poller, Token, Trigger};
     /// use std::io::Write;
     /// use std::os::unix::net::UnixStream;
     ///
@@ -38,7 +38,7 @@ impl Poller {
     /// let poller = Poller::new()?;
     /// poller.register_descriptor(&reader, Token(1), Interest::READABLE, Trigger::Level)?;
     /// writer.write_all(b"news")?;
-    /// let mut events = Events::with_capacity(8);
+    /// let mut events = Vec::with_capacity(8);
     /// assert_eq!(poller.wait(&mut events, None), 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
