@@ -195,7 +195,7 @@ fn run(options: &Options) -> Outcome<()> {
 }
 
 fn print_stats(stats: &RouterStats) {
-    for (name, count) in stats.named().into_iter().filter(|(_, count)| *count > 0) {
+    for (name, count) in stats.named().filter(|(_, count)| *count > 0) {
         println!("{name:16} {count}");
     }
 }

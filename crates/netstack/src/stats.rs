@@ -200,7 +200,7 @@ pub struct WorkerStats {
 /// Every counter is Relaxed: each is right alone, but a reader may see them at different moments.
 #[derive(Debug, Default)]
 pub(crate) struct PostedStats {
-    words: [AtomicU64; 10],
+    words: [AtomicU64; EffectStats::COUNT],
 }
 
 impl PostedStats {
@@ -211,50 +211,8 @@ impl PostedStats {
     }
 
     pub(crate) fn load(&self) -> EffectStats {
-        let mut words = self.words.iter().map(|word| word.load(Ordering::Relaxed));
-        let mut next = || words.next().unwrap_or(0);
-        // In the order of `EffectStats::words`.
-        EffectStats {
-            prepared: next(),
-            stored_ahead: next(),
-            deliveries: next(),
-            delivered_bytes: next(),
-            copied_bytes: next(),
-            frames: next(),
-            sent_bytes: next(),
-            diverged: next(),
-            stolen: next(),
-            requests: next(),
-        }
-    }
-}
-
-impl EffectStats {
-    fn words(&self) -> [u64; 10] {
-        let EffectStats {
-            prepared,
-            stored_ahead,
-            deliveries,
-            delivered_bytes,
-            copied_bytes,
-            frames,
-            sent_bytes,
-            diverged,
-            stolen,
-            requests,
-        } = *self;
-        [
-            prepared,
-            stored_ahead,
-            deliveries,
-            delivered_bytes,
-            copied_bytes,
-            frames,
-            sent_bytes,
-            diverged,
-            stolen,
-            requests,
-        ]
+        let words = core::array::from_fn(|i| self.words[i].load(Ordering::Relaxed));
+        EffectStats::from_words(words)
     }
 }
 

@@ -588,12 +588,8 @@ fn every_rule_of_forwarding() {
             Becomes::Dropped(counter) => {
                 assert_eq!(counts, [0; PORTS.len()], "nothing leaves");
                 let count = |stats: &RouterStats| {
-                    let named = stats.named();
-                    named
-                        .iter()
-                        .find(|(name, _)| *name == counter)
-                        .expect("a counter")
-                        .1
+                    let found = stats.named().find(|(name, _)| *name == counter);
+                    found.expect("a counter").1
                 };
                 let after = fixture.router.stats();
                 assert_eq!(count(&after) - count(&before), 1, "{after:?}");
@@ -977,8 +973,7 @@ proptest! {
                 "forwarded", "local", "arp", "not_ours", "malformed", "martians", "spoofed",
                 "not_forwarded", "source_routed", "expired", "no_route", "too_long", "unsupported",
             ];
-            let named = stats.named();
-            named.iter().filter(|(name, _)| outcomes.contains(name)).map(|(_, count)| count).sum::<u64>()
+            stats.named().filter(|(name, _)| outcomes.contains(name)).map(|(_, count)| count).sum::<u64>()
         };
         let after = fixture.router.stats();
         prop_assert_eq!(after.received - before.received, sum(&after) - sum(&before));

@@ -6,7 +6,7 @@
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
-/// Declares counters once: a struct of numbers, their sum, and their names.
+/// Declares counters once: a struct of numbers, their sum, their names, and an array of them.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! counters {
@@ -28,6 +28,20 @@ macro_rules! counters {
             /// Every counter with its name.
             pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($field), self.$field)),*].into_iter()
+            }
+
+            #[doc(hidden)]
+            pub const COUNT: usize = [$(stringify!($field)),*].len();
+
+            /// The counters in the order of their declaration.
+            #[doc(hidden)]
+            pub const fn words(&self) -> [u64; Self::COUNT] {
+                [$(self.$field),*]
+            }
+
+            #[doc(hidden)]
+            pub const fn from_words([$($field),*]: [u64; Self::COUNT]) -> Self {
+                $name { $($field),* }
             }
         }
     };

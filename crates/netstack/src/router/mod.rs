@@ -54,6 +54,7 @@
 
 mod input;
 mod output;
+mod stats;
 mod threads;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -70,6 +71,8 @@ use crate::time::Instant;
 use input::Input;
 use output::Output;
 use threads::Threads;
+
+pub use stats::RouterStats;
 
 /// Configures and builds a router.
 #[derive(Default)]
@@ -312,75 +315,8 @@ impl RouterShared {
             port.output().count(&mut stats);
             stats
         });
-        counted.fold(RouterStats::default(), RouterStats::plus)
+        counted.fold(RouterStats::default(), RouterStats::and)
     }
-}
-
-macro_rules! router_stats {
-    ($($(#[$doc:meta])* $field:ident,)*) => {
-        /// Counts the work of a router, in packets unless a counter differs.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        #[non_exhaustive]
-        pub struct RouterStats {
-            $($(#[$doc])* pub $field: u64,)*
-        }
-
-        impl RouterStats {
-            fn plus(self, other: RouterStats) -> RouterStats {
-                RouterStats { $($field: self.$field + other.$field,)* }
-            }
-
-            /// Every counter with its name.
-            pub fn named(&self) -> Vec<(&'static str, u64)> {
-                vec![$((stringify!($field), self.$field),)*]
-            }
-        }
-    };
-}
-
-router_stats! {
-    /// Frames that arrived.
-    received,
-    /// Passed to the queue of an interface, or to packets that wait for a neighbour's address.
-    forwarded,
-    /// Cut into fragments.
-    fragmented,
-    /// Addressed to the router.
-    local,
-    /// Echo requests that the router answered.
-    echo,
-    /// ARP messages.
-    arp,
-    /// ARP messages of other hosts that claim an address of the router (RFC 5227 section 2.4).
-    conflicts,
-    /// ICMP errors and redirects that the router sent.
-    reports,
-    /// ICMP errors and redirects that the limits suppressed.
-    reports_limited,
-    /// Dropped: the frame was for another station.
-    not_ours,
-    /// Dropped: the header is wrong.
-    malformed,
-    /// Dropped: no valid packet has this source or this destination.
-    martians,
-    /// Dropped: the source is not reached through the interface at which the packet arrived.
-    spoofed,
-    /// Dropped: multicast, broadcast, link-local, or in a frame to all stations.
-    not_forwarded,
-    /// Dropped: the header contains a source route.
-    source_routed,
-    /// Dropped: its time to live has expired.
-    expired,
-    /// Dropped: no route leads there.
-    no_route,
-    /// Dropped: too long for the next link, and must not be fragmented.
-    too_long,
-    /// Dropped: the next link's device cannot send such a frame.
-    unsupported,
-    /// Dropped: the next hop did not answer, or too many waited for it.
-    unresolved,
-    /// Frames dropped: the interface's queue was full.
-    overflowed,
 }
 
 /// A router, driven by hand, or by threads once it is started. Dropping it ends them.
