@@ -1,43 +1,14 @@
 //! Serves a folder over HTTP/1.1 on our TCP, and accepts files by `PUT`.
 //!
-//! Without a device it tests itself in memory, needs no privileges and ends after a few seconds
-//! with a table:
-//!
 //! ```text
-//! cargo run --release --example http_server
-//! ```
-//!
-//! The package is `dominoes-services`; the command works from the workspace root.
-//!
-//! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it stops
-//! accepting, sends FIN on every open connection, resets the remaining ones after a second, and
-//! exits with code 0. A second signal ends it at once. The kernel of this machine is the client.
-//! Over a TAP, whose other end is the kernel:
-//!
-//! ```text
-//! sudo ip tuntap add dev tap0 mode tap user $USER
-//! sudo ip addr add 10.78.0.2/24 dev tap0
-//! sudo ip link set tap0 up
+//! cargo run --release --example http_server                 # tests itself in memory
 //! cargo run --release --example http_server -- --tap tap0 --root /tmp --replicas 2
-//! ```
-//!
-//! Over a network interface, here one end of a veth pair whose other end is in a separate network
-//! namespace. Our end has no kernel address, or the kernel would answer instead of us:
-//!
-//! ```text
-//! sudo ip netns add peer
-//! sudo ip link add veth0 type veth peer name veth0 netns peer
-//! sudo sysctl net.ipv6.conf.veth0.disable_ipv6=1
-//! sudo ip link set veth0 up
-//! sudo ip -n peer addr add 10.78.0.2/24 dev veth0
-//! sudo ip -n peer link set veth0 up
-//! cargo build --release --example http_server
 //! sudo target/release/examples/http_server --packet veth0 --root /tmp --replicas 2
 //! ```
 //!
-//! It prints `listening on 10.78.0.1:80, 1 to 2 replicas, device ...`. A replica is a copy of the
-//! connection state, run by one thread. Then run these in another terminal; in the second case
-//! put `sudo ip netns exec peer` before each:
+//! [README.md](README.md) has the commands for these interfaces and for IPv6, and explains Ctrl-C.
+//! The package is `dominoes-services`. It prints `listening on 10.78.0.1:80, ...`. Then, in another
+//! terminal:
 //!
 //! ```text
 //! ping 10.78.0.1
@@ -45,19 +16,14 @@
 //! curl -T some_file http://10.78.0.1/
 //! ```
 //!
-//! With `--addr6 fd00:78::1/64` it also serves over IPv6; with `--addr6 auto` it derives an
-//! address from a router's advertisement: `curl -O http://[fd00:78::1]/some_file`.
-//!
-//! It serves 1,000 connections at a time, or `--connections N`, and answers further ones with
-//! 503.
-//!
-//! With `--poller` one thread serves all connections (10,000 and more) instead of one thread
-//! each; only a request with a body gets a separate thread.
+//! It serves 1,000 connections at a time, or `--connections N`, and answers further ones with 503.
+//! With `--poller` one thread serves all connections (10,000 and more) instead of one thread each;
+//! only a request with a body gets a separate thread.
 //!
 //! It supports GET, HEAD and PUT, persistent connections, bodies with `Content-Length` or in
 //! chunks, and `Expect: 100-continue`. It refuses paths that leave the folder by `..` or by a
-//! symbolic link, but trusts users that may change the folder while it is served. It lacks
-//! ranges, conditions, dates and time-outs. The example `https_server` is the same over TLS.
+//! symbolic link, but trusts users that may change the folder while it is served. It lacks ranges,
+//! conditions, dates and time-outs. The example `https_server` is the same over TLS.
 
 #[path = "http_server/client.rs"]
 mod client;

@@ -1,22 +1,12 @@
 //! Fetches or sends a file over HTTPS: HTTP/1.1 over TLS. All replicas of the client's stack
 //! (threads with a copy of the connection state) seal and open the TLS records.
 //!
-//! Without a device it tests itself in memory, needs no privileges and ends after a few seconds
-//! with tables. The server then uses plain `rustls`, with TLS 1.3 and 1.2:
+//! Without a device it tests itself in memory: the server then uses plain `rustls`, with TLS 1.3
+//! and 1.2. With a device the server is elsewhere, here at the kernel's end of the TAP of
+//! [README.md](README.md), where `openssl` serves the current folder:
 //!
 //! ```text
 //! cargo run --release -p dominoes-tls-examples --example https_get
-//! ```
-//!
-//! The package is `dominoes-tls-examples`; the command works from the workspace root.
-//!
-//! With a device the server is elsewhere, here at the kernel's end of a TAP, where `openssl`
-//! serves the current folder:
-//!
-//! ```text
-//! sudo ip tuntap add dev tap0 mode tap user $USER
-//! sudo ip addr add 10.78.0.2/24 dev tap0
-//! sudo ip link set tap0 up
 //! openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -subj /CN=server.test \
 //!     -addext subjectAltName=DNS:server.test -addext basicConstraints=critical,CA:FALSE
 //! openssl s_server -accept 4433 -cert cert.pem -key key.pem -WWW &
@@ -24,7 +14,6 @@
 //!     --ca cert.pem --name server.test --output got https://10.78.0.2:4433/some_file
 //! ```
 //!
-//! `--packet NAME` and `--xdp NAME` use a network interface instead, as `https_server.rs` shows.
 //! It writes the response to the file or the standard output, and a report to the standard error
 //! stream; it fails unless the status is 2xx. With `--again` it sends a second request on a new
 //! connection, which resumes the session. With `--update-keys N` it changes its key after every N

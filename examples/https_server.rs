@@ -1,47 +1,18 @@
-//! Serves a folder over HTTPS: HTTP/1.1 like [`http_server`](../http_server.rs), over TLS. All
+//! Serves a folder over HTTPS: HTTP/1.1 like [`http_server`](http_server.rs), over TLS. All
 //! replicas (threads with a copy of the connection state) seal and open the TLS records.
 //!
-//! Without a device it tests itself in memory, needs no privileges and ends after a few seconds
-//! with tables. Its clients use our TLS and plain `rustls`, with TLS 1.3 and 1.2:
-//!
 //! ```text
-//! cargo run --release -p dominoes-tls-examples --example https_server
-//! ```
-//!
-//! The package is `dominoes-tls-examples`; the command works from the workspace root.
-//!
-//! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it stops
-//! accepting, ends every open connection, resets the remaining ones after a second, and exits
-//! with code 0. A second signal ends it at once. At each start it makes a certificate for its
-//! address and for the name `server.test`; `--save-certificate FILE` lets clients trust it. The
-//! kernel of this machine is the client, here over one end of a veth pair whose other end is in a
-//! separate network namespace. `--xdp` instead of `--packet` uses AF_XDP, for which the peer must
-//! compute checksums (`sudo ip netns exec peer ethtool -K veth0 tx off`):
-//!
-//! ```text
-//! sudo ip netns add peer
-//! sudo ip link add veth0 type veth peer name veth0 netns peer
-//! sudo sysctl net.ipv6.conf.veth0.disable_ipv6=1
-//! sudo ip link set veth0 up
-//! sudo ip -n peer addr add 10.78.0.2/24 dev veth0
-//! sudo ip -n peer link set veth0 up
-//! cargo build --release -p dominoes-tls-examples --example https_server
+//! cargo run --release -p dominoes-tls-examples --example https_server    # tests itself in memory
+//! cargo run --release -p dominoes-tls-examples --example https_server -- --tap tap0 \
+//!     --root /tmp --save-certificate /tmp/ca.pem
 //! sudo target/release/examples/https_server --packet veth0 --root /tmp \
 //!     --save-certificate /tmp/ca.pem
 //! ```
 //!
-//! Or over a TAP, whose other end is the kernel:
-//!
-//! ```text
-//! sudo ip tuntap add dev tap0 mode tap user $USER
-//! sudo ip addr add 10.78.0.2/24 dev tap0
-//! sudo ip link set tap0 up
-//! cargo run --release -p dominoes-tls-examples --example https_server -- --tap tap0 \
-//!     --root /tmp --save-certificate /tmp/ca.pem
-//! ```
-//!
-//! It prints `listening on 10.78.0.1:443, 1 to 2 replicas, device ...`. Then run these in another
-//! terminal; in the first case put `sudo ip netns exec peer` before each:
+//! [README.md](README.md) has the commands for these interfaces, and explains Ctrl-C. In memory its
+//! clients use our TLS and plain `rustls`, with TLS 1.3 and 1.2. At each start it makes a
+//! certificate for its address and for the name `server.test`; `--save-certificate FILE` lets
+//! clients trust it. It prints `listening on 10.78.0.1:443, ...`. Then, in another terminal:
 //!
 //! ```text
 //! curl --cacert /tmp/ca.pem -O https://10.78.0.1/some_file

@@ -6,29 +6,13 @@
 //! together: it joins their hashes to the root of BLAKE3's tree, and looks for strings across the
 //! edges of two pieces.
 //!
-//! Without a device it tests itself in memory, needs no privileges and ends after a few seconds:
-//!
 //! ```text
-//! cargo run --release --example ingest
-//! ```
-//!
-//! The package is `dominoes-services`; the command works from the workspace root.
-//!
-//! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Here it serves
-//! over one end of a veth pair whose other end is in a separate network namespace:
-//!
-//! ```text
-//! sudo ip netns add peer
-//! sudo ip link add veth0 type veth peer name veth0 netns peer
-//! sudo sysctl net.ipv6.conf.veth0.disable_ipv6=1
-//! sudo ip link set veth0 up
-//! sudo ip -n peer addr add 10.78.0.2/24 dev veth0
-//! sudo ip -n peer link set veth0 up
-//! cargo build --release --example ingest
+//! cargo run --release --example ingest                      # tests itself in memory
 //! sudo target/release/examples/ingest --packet veth0 --to /tmp/taken
 //! ```
 //!
-//! Then in another terminal:
+//! [README.md](README.md) has the commands for this interface, and explains Ctrl-C. The package is
+//! `dominoes-services`. Then, in another terminal:
 //!
 //! ```text
 //! sudo ip netns exec peer curl -T some_file http://10.78.0.1/

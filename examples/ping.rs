@@ -1,28 +1,16 @@
 //! Sends echo requests to another host from our stack.
 //!
-//! Without a device it asks another stack in memory, and itself, over IPv4 and IPv6:
-//!
 //! ```text
-//! cargo run --release --example ping
-//! ```
-//!
-//! It prints a line for each reply, and ends within seconds. The package is `dominoes-services`;
-//! the command works from the workspace root.
-//!
-//! With a device it asks the named hosts, here the kernel's end of a TAP:
-//!
-//! ```text
-//! sudo ip tuntap add dev tap0 mode tap user $USER
-//! sudo ip addr add 10.78.0.2/24 dev tap0
-//! sudo ip link set tap0 up
+//! cargo run --release --example ping        # asks another stack in memory, and itself
 //! cargo run --release --example ping -- --tap tap0 --count 3 --size 4000 10.78.0.2
 //! ```
 //!
-//! With `--addr dhcp` the network gives our address and its servers of names, so hosts may be
-//! given by name; `--addr6 auto` adds IPv6.
+//! [README.md](README.md) has the commands for this interface and others; the package is
+//! `dominoes-services`. It prints a line for each reply. It repeats a request that gets no reply
+//! within a second, up to four times.
 //!
-//! `--packet NAME` and `--xdp NAME` use a network interface instead. It repeats a request that
-//! gets no reply within a second, up to four times.
+//! With `--addr dhcp` the network gives our address and its servers of names, so hosts may be given
+//! by name; `--addr6 auto` adds IPv6.
 
 #[path = "common/program.rs"]
 mod program;

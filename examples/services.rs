@@ -1,39 +1,19 @@
 //! Common network services on our TCP and UDP, over any device: echo, discard, HTTP, and iperf3.
 //!
-//! Without a device it tests itself in memory, needs no privileges and ends after a few seconds
-//! with a table:
-//!
 //! ```text
-//! cargo run --release --example services
-//! ```
-//!
-//! `--variant locked`, `single` or `replicated` chooses how the stack runs; `--replicas 4` and
-//! `--groups 2` choose its threads. A replica is a copy of the connection state, run
-//! by one thread; a group is a set of replicas that serves a part of the connections.
-//!
-//! The package is `dominoes-services`; the command works from the workspace root.
-//!
-//! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it stops
-//! accepting, sends FIN on every open connection, resets the remaining ones after `--grace N`
-//! seconds (by default 1), and exits with code 0. A second signal ends it at once. Here it serves
-//! over one end of a veth pair whose other end is in a separate network namespace; `--tap` and
-//! `--tun` serve the kernel of this one. `--xdp` instead of `--packet` uses AF_XDP, for which the
-//! peer must compute checksums (`sudo ip netns exec peer ethtool -K veth0 tx off`):
-//!
-//! ```text
-//! sudo ip netns add peer
-//! sudo ip link add veth0 type veth peer name veth0 netns peer
-//! sudo sysctl net.ipv6.conf.veth0.disable_ipv6=1
-//! sudo ip link set veth0 up
-//! sudo ip -n peer addr add 10.78.0.2/24 dev veth0
-//! sudo ip -n peer link set veth0 up
-//! cargo build --release --example services
+//! cargo run --release --example services                    # tests itself in memory
 //! sudo target/release/examples/services --packet veth0
 //! ```
 //!
-//! With `--addr6 fd00:78::1/64` it also serves over IPv6; with `--addr6 auto` it derives an
-//! address from a router's advertisement. With `--second veth1,10.79.0.1/24` it also serves the
-//! network of another interface. With `--join 239.1.2.3` it also echoes datagrams to this group.
+//! [README.md](README.md) has the commands for this interface, for others and for IPv6, and
+//! explains Ctrl-C. The package is `dominoes-services`. `--grace N`: how many seconds connections
+//! have at the end.
+//!
+//! `--variant locked`, `single` or `replicated` chooses how the stack runs; `--replicas 4` and
+//! `--groups 2` choose its threads. A replica is a copy of the connection state, run by one thread;
+//! a group is a set of replicas that serves a part of the connections. With `--second
+//! veth1,10.79.0.1/24` it also serves the network of another interface. With `--join 239.1.2.3` it
+//! also echoes datagrams to this group.
 //!
 //! It prints `listening on 10.78.0.1, 1 to 2 replicas, device ...`. Then run these in another
 //! terminal, each after `sudo ip netns exec peer`:
@@ -50,7 +30,7 @@
 //! | 7 | echo (RFC 862), over TCP and UDP |
 //! | 9 | discard (RFC 863), over TCP and UDP |
 //! | 15 | the counters of the stack, as lines of name and value (once the port of `netstat`) |
-//! | 80 | HTTP: `GET /bytes/N` answers N bytes, `POST` or `PUT` to `/sum` answers the SHA-256 of the body |
+//! | 80 | HTTP: `GET /bytes/N` answers N bytes, `POST` or `PUT` to `/sum` the SHA-256 of the body |
 //! | 5201 | iperf3 for TCP, one test at a time, any number of streams |
 
 // Written for files; this example needs a part of it.

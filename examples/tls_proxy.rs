@@ -2,19 +2,12 @@
 //! encrypts the answers. All replicas (threads with a copy of the connection state) seal and open
 //! the TLS records of one stream.
 //!
-//! Without a device it tests itself in memory, needs no privileges and ends after a few seconds:
-//!
-//! ```text
-//! cargo run --release -p dominoes-tls-examples --example tls_proxy
-//! ```
-//!
-//! The package is `dominoes-tls-examples`; the command works from the workspace root.
-//!
-//! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Set up a veth pair
-//! as at the head of `https_server.rs`, and a server of plain TCP at its other end. `--linux` does
+//! Without a device it tests itself in memory. Here a server of plain TCP is at the other end of a
+//! veth pair; [README.md](README.md) has the commands for that, and explains Ctrl-C. `--linux` does
 //! the same over Linux' sockets and plain `rustls`, for comparison:
 //!
 //! ```text
+//! cargo run --release -p dominoes-tls-examples --example tls_proxy
 //! sudo ip netns exec peer python3 -m http.server 8080 &
 //! sudo target/release/examples/tls_proxy --packet veth0 --to 10.78.0.2:8080
 //! sudo ip netns exec peer curl -k https://10.78.0.1/

@@ -1,5 +1,4 @@
-//! Shows a running stack, live: its threads, its log, how they share the work, and its
-//! connections.
+//! Shows a running stack, live: its threads, its log, how they share the work, and its connections.
 //!
 //! Without a device it shows a stack in memory under a built-in load, and needs no privileges:
 //!
@@ -8,17 +7,13 @@
 //! cargo run --release --example top -- --once        # one frame as text, in a terminal or not
 //! ```
 //!
-//! The package is `dominoes-top`; the commands work from the workspace root. `q`, Ctrl-C or
-//! SIGTERM ends the live view: it restores the terminal, sends FIN on every connection, and
-//! resets the remaining ones after a second. A second signal ends it at once. If standard input
-//! and output are not a terminal, it exits with an error instead of showing the live view.
+//! The package is `dominoes-top`. `q`, Ctrl-C or SIGTERM ends the live view and restores the
+//! terminal. If standard input and output are not a terminal, it exits with an error instead of
+//! showing the live view. All columns take 107 characters; a narrower terminal shows fewer of them.
 //!
-//! All columns take 107 characters. A narrower terminal shows fewer of them: at 80 the addresses
-//! with their ports, the state, the round-trip time and the rates.
-//!
-//! With a device (`--tap NAME`, `--packet NAME`, `--xdp NAME`; `services` shows how to make one)
-//! it serves discard (port 9) and an endless stream of bytes (port 19). Run the last command in
-//! another terminal:
+//! With a device (`--tap NAME`, `--packet NAME`, `--xdp NAME`: [README.md](README.md)) it serves
+//! discard (port 9) and an endless stream of bytes (port 19). Run the last command in another
+//! terminal:
 //!
 //! ```text
 //! cargo build --release --example top

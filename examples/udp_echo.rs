@@ -2,26 +2,16 @@
 //! client that counts the echoes.
 //!
 //! ```text
-//! cargo run --release --example udp_echo            # two stacks, joined in memory; no privileges
+//! cargo run --release --example udp_echo                    # two stacks, joined in memory
+//! cargo run --release --example udp_echo -- --tap tap0      # serves only
 //! ```
 //!
-//! For each size of datagrams it prints one line with the time that they took; datagrams above
-//! 1472 bytes are sent in fragments. It ends after about a second. The package is
-//! `dominoes-services`; the command works from the workspace root.
+//! In memory it prints one line for each size of datagrams, with the time that they took; datagrams
+//! above 1472 bytes are sent in fragments. It ends after about a second.
 //!
-//! With a device it only serves, here over a TAP whose other end is the kernel's; `--packet NAME`
-//! and `--xdp NAME` use a network interface instead:
-//!
-//! ```text
-//! sudo ip tuntap add dev tap0 mode tap user $USER
-//! sudo ip addr add 10.78.0.2/24 dev tap0
-//! sudo ip link set tap0 up
-//! cargo run --release --example udp_echo -- --tap tap0
-//! ```
-//!
-//! It prints `listening on 10.78.0.1:7, 1 to 2 replicas, device tap0 (TAP)`. In another terminal,
-//! `socat - UDP4:10.78.0.1:7` sends each line that you type and prints the echo. Ctrl-C (SIGINT)
-//! or SIGTERM ends it with code 0; a second signal ends it at once.
+//! [README.md](README.md) has the commands for the interface, and explains Ctrl-C; the package is
+//! `dominoes-services`. In another terminal, `socat - UDP4:10.78.0.1:7` sends each line that you
+//! type and prints the echo.
 
 #[path = "common/program.rs"]
 mod program;

@@ -123,6 +123,7 @@ fn files() -> Vec<String> {
         "crates/drivers/README.md",
         "crates/netstack/README.md",
         "crates/netstack/proto/README.md",
+        "examples/README.md",
     ];
     let sources = paths.iter().map(|path| within_root(path));
     sources
