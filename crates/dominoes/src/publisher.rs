@@ -107,15 +107,6 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         }
     }
 
-    /// Builds a value and publishes it. The value is built before a position is claimed, so
-    /// `build` may panic or take long.
-    ///
-    /// # Errors
-    /// Returns the value if the channel is closed.
-    pub fn publish_with(&mut self, build: impl FnOnce() -> T) -> Result<Seq, Closed<T>> {
-        self.publish(build())
-    }
-
     /// Publishes all values of an iterator as one uninterrupted batch; waits until it fits.
     /// Returns the positions. An empty batch is valid and has an empty range.
     ///
@@ -142,20 +133,6 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         values: I,
     ) -> Result<Range<Seq>, BatchError<Vec<T>>> {
         self.publish_iter(values.into_iter(), Patience::None)
-    }
-
-    /// Publishes all values of an iterator as one uninterrupted batch; waits for room until
-    /// `deadline`.
-    ///
-    /// # Errors
-    /// Returns the values if the batch does not fit then, is longer than the capacity, or the
-    /// channel is closed.
-    pub fn publish_all_deadline<I: IntoIterator<Item = T>>(
-        &mut self,
-        values: I,
-        deadline: Instant,
-    ) -> Result<Range<Seq>, BatchError<Vec<T>>> {
-        self.publish_iter(values.into_iter(), Patience::Until(deadline))
     }
 
     #[inline]
@@ -247,22 +224,6 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         self.publish_copies(values, Patience::None)
     }
 
-    /// Publishes copies of all `values` as one uninterrupted batch; waits for room until
-    /// `deadline`.
-    ///
-    /// # Errors
-    /// The batch does not fit then, is longer than the capacity, or the channel is closed.
-    pub fn publish_slice_deadline<'a>(
-        &mut self,
-        values: &'a [T],
-        deadline: Instant,
-    ) -> Result<Range<Seq>, BatchError<&'a [T]>>
-    where
-        T: Copy,
-    {
-        self.publish_copies(values, Patience::Until(deadline))
-    }
-
     #[inline]
     fn publish_copies<'a>(
         &mut self,
@@ -298,7 +259,6 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         match patience {
             Patience::None => false,
             Patience::Endless => self.wait_for(n, None),
-            Patience::Until(deadline) => self.wait_for(n, Some(deadline)),
         }
     }
 
@@ -463,7 +423,6 @@ impl<T: Send + Sync, W: Wait> fmt::Debug for Buffered<'_, T, W> {
 #[derive(Clone, Copy)]
 enum Patience {
     None,
-    Until(Instant),
     Endless,
 }
 

@@ -17,9 +17,6 @@ const PATTERN: usize = 64;
 pub struct Weights([u8; REPLICAS]);
 
 impl Weights {
-    /// Equal shares.
-    pub const EQUAL: Weights = Weights([1; REPLICAS]);
-
     /// The weights of the first replicas; the others get 0.
     ///
     /// # Panics

@@ -149,14 +149,6 @@ impl AnyListener {
         Ok(self.next_until(self.shared.wait.begin())?)
     }
 
-    /// As [`AnyListener::next`], but waits no longer than `timeout`.
-    ///
-    /// # Errors
-    /// As [`AnyListener::next`]; [`SocketError::WaitedTooLong`] after `timeout`.
-    pub fn next_within(&self, timeout: Duration) -> Result<Arriving, SocketError> {
-        self.next_until(WaitUntil::after(timeout))
-    }
-
     /// Takes the next connection that arrives if there is one.
     ///
     /// # Errors

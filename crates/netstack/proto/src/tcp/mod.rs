@@ -561,12 +561,6 @@ impl Tcb {
         self.conn
     }
 
-    /// Whether the connection began with a passive OPEN.
-    #[inline]
-    pub const fn is_passive(&self) -> bool {
-        self.passive
-    }
-
     /// Sets the offset of the timestamps, before the first one is sent (RFC 7323 section 5.4).
     pub const fn set_timestamp_offset(&mut self, offset: u32) {
         self.rcv.ts_offset = offset;
