@@ -232,7 +232,6 @@ mod log;
 mod primary;
 mod publisher;
 pub mod replicated;
-mod seq;
 mod stats;
 mod subscription;
 mod sync;
@@ -263,7 +262,7 @@ pub use domains::{
 pub use error::{BatchError, Closed, JoinError, NoBatch, SubscribeError, TryPublishError};
 pub use exclusive::{Exclusive, ExclusiveGuard};
 pub use group::{Fingerprints, Group, GroupError, Mismatch, Observe};
-pub use log::{Log, channel, channel_with_slots};
+pub use log::{Log, Seq, channel, channel_with_slots};
 pub use primary::{
     Assignment, Balancer, ByKind, ByLoad, ByPosition, ByPublisher, Greedy, PrimaryPolicy, Weights,
     Work, WorkKind,
@@ -271,7 +270,6 @@ pub use primary::{
 pub use publisher::{Buffered, Publisher};
 pub use replicated::{Replicated, StateMachine};
 pub use ring::MAX_SUBSCRIBERS;
-pub use seq::Seq;
 pub use stats::{ChannelStats, DomainStats, Meter, Snapshot};
 pub use subscription::{Batch, Inactive, Iter, Subscription};
 pub use verdicts::{BegunVerdict, Verdicts};

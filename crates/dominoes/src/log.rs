@@ -7,6 +7,9 @@ use crate::{
 };
 use std::fmt;
 
+/// A position in a log: the first entry has 0, the next 1, without gaps. Positions never wrap.
+pub type Seq = u64;
+
 /// A bounded multicast channel: every subscription sees every entry, all in the same order.
 ///
 /// `capacity` is the exact bound on entries that are published but not yet released by the slowest

@@ -78,11 +78,6 @@ impl MemoryConfig {
                 },
             ];
         }
-
-        /// Sets the faults on the way to the first device and to the second.
-        fn faults_each_way(self, to_first: Faults, to_second: Faults) {
-            self.faults = [to_first, to_second];
-        }
     }
 
     fn capabilities(&self, name: &str) -> Capabilities {
