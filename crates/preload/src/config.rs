@@ -79,6 +79,8 @@ pub(crate) struct Config {
     /// The servers that are asked for names; without one libc looks them up.
     pub(crate) dns: Vec<IpAddr>,
     pub(crate) has_loopback: bool,
+    /// Our addresses of IPv6 are used without a look for others that have them.
+    pub(crate) trusts_addresses: bool,
     pub(crate) falls_back: bool,
     pub(crate) prints_stats: bool,
     pub(crate) logs: bool,
@@ -86,9 +88,9 @@ pub(crate) struct Config {
 
 /// The names of the variables, without `DOMINOES_`.
 #[allow(dead_code, reason = "only the launcher uses it")]
-pub(crate) const VARIABLES: [&str; 11] = [
-    "DEVICE", "ADDR", "GATEWAY", "REPLICAS", "ONLY", "EXCEPT", "DNS", "LOOPBACK", "FALLBACK",
-    "STATS", "LOG",
+pub(crate) const VARIABLES: [&str; 12] = [
+    "DEVICE", "ADDR", "GATEWAY", "REPLICAS", "ONLY", "EXCEPT", "DNS", "LOOPBACK", "NODAD",
+    "FALLBACK", "STATS", "LOG",
 ];
 
 fn list<T: FromStr>(text: &str) -> Result<Vec<T>, String>
@@ -137,6 +139,7 @@ impl Config {
             except: list(&text("EXCEPT"))?,
             dns: list(&text("DNS"))?,
             has_loopback: is_set("LOOPBACK"),
+            trusts_addresses: is_set("NODAD"),
             falls_back: is_set("FALLBACK"),
             prints_stats: is_set("STATS"),
             logs: is_set("LOG"),

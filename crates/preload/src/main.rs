@@ -35,6 +35,7 @@ dominoes-run DEVICE --addr CIDR [OPTIONS] -- PROGRAM [ARGUMENTS]
   --except CIDR       these destinations stay the kernel's; as often as wanted
   --dns IP            ask this server for names; as often as wanted [libc looks them up]
   --loopback          127.0.0.0/8 and ::1 are ours, too
+  --nodad             use addresses of IPv6 at once, whether or not another host has them
   --fallback          use the kernel's sockets if the stack cannot start
   --stats             print the counters of the stack when the program ends
   --log               print where the stack runs, and which sockets are ours
@@ -165,6 +166,7 @@ fn read() -> Result<Option<Run>, Box<dyn Error>> {
             "except" => set("EXCEPT", &text()?),
             "dns" => set("DNS", &text()?),
             "loopback" => set("LOOPBACK", "1"),
+            "nodad" => set("NODAD", "1"),
             "fallback" => set("FALLBACK", "1"),
             "stats" => set("STATS", "1"),
             "log" => set("LOG", "1"),

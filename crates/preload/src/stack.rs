@@ -12,7 +12,7 @@ use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dominoes_netstack::{Limits, Sockets, Stack};
+use dominoes_netstack::{Ipv6Config, Limits, Sockets, Stack};
 
 use crate::config::Config;
 use crate::sys::{self, Fd};
@@ -225,6 +225,10 @@ fn try_start(config: &Config) -> Result<Sockets, Failed> {
     let mut builder = Stack::builder(&config.addresses[0].to_string()).limits(limits);
     for address in &config.addresses[1..] {
         builder = builder.address(&address.to_string());
+    }
+    let has_ipv6 = config.addresses.iter().any(|cidr| cidr.address.is_ipv6());
+    if config.trusts_addresses && has_ipv6 {
+        builder = builder.ipv6(Ipv6Config::default().duplicate_probes(0));
     }
     for gateway in &config.gateways {
         builder = builder.gateway(*gateway);

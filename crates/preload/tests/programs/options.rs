@@ -23,7 +23,7 @@ print('error', socket.socket(family).connect_ex((sys.argv[1], 8000)))
 ";
 
 /// Options, a destination, the error, and whether the socket was ours.
-const CASES: [(&str, &str, i32, bool); 17] = [
+const CASES: [(&str, &str, i32, bool); 18] = [
     ("", "10.78.0.2", 0, true),
     ("--replicas 2", "10.78.0.2", 0, true),
     ("--replicas auto", "10.78.0.2", 0, true),
@@ -51,6 +51,7 @@ const CASES: [(&str, &str, i32, bool); 17] = [
         false,
     ),
     ("--addr6 fd78::1/64", "fd78::2", 0, true),
+    ("--nodad --addr6 fd78::1/64", "fd78::2", 0, true),
     (
         "--addr6 fd78::1/64 --except fd78::/64",
         "fd78::2",

@@ -250,7 +250,14 @@ impl Ground<'_> {
             (Some(_), false) => self.ends.launcher(&["--replicas", self.way.replicas]),
             (Some(_), true) => {
                 let address = format!("{OURS_V6}/64");
-                let options = ["--addr6", &address, "--replicas", self.way.replicas];
+                // The kernel's address has been checked, too, before a program starts.
+                let options = [
+                    "--nodad",
+                    "--addr6",
+                    &address,
+                    "--replicas",
+                    self.way.replicas,
+                ];
                 self.ends.launcher(&options)
             }
         };
