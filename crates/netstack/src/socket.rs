@@ -268,6 +268,7 @@ impl Sockets {
             world: Arc::clone(world),
             request_id,
             watched: poller::Watched::default(),
+            conn: Arc::default(),
             opened: None,
         })
     }

@@ -258,6 +258,7 @@ impl Arriving {
             world: Arc::clone(&self.world),
             request_id,
             watched: Watched::default(),
+            conn: Arc::default(),
             opened: None,
         })
     }

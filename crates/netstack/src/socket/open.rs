@@ -15,7 +15,7 @@ use crate::error::SocketError;
 use crate::io::accept::{AcceptQueue, QueueNews, Ready};
 use crate::io::stream::EndReason;
 use crate::io::world::{Command, OpenResult, Options, SocketTable, World};
-use crate::log::request::{Binding, Body};
+use crate::log::request::{Binding, Body, ConnId};
 
 /// A port at which connections arrive. When it and its clones are dropped, it stops listening and
 /// resets connections that were not accepted.
@@ -319,6 +319,8 @@ pub struct Connecting {
     pub(super) world: Arc<World>,
     pub(super) request_id: u64,
     pub(super) watched: Watched,
+    /// The connection, once a call has taken the answer, which is then nowhere else.
+    pub(super) conn: Arc<OnceLock<ConnId>>,
     pub(super) opened: Option<TcpStream>,
 }
 
@@ -379,11 +381,15 @@ impl Connecting {
         let Some(&Some(answer)) = table.open_results.get(&self.request_id) else {
             return Ok(());
         };
+        if let OpenResult::Opened { conn, .. } = answer {
+            // Before the answer is gone: a watch that finds neither would report a failure.
+            let _ = self.conn.set(conn);
+        }
         table.open_results.remove(&self.request_id);
         drop(table);
         match answer {
             OpenResult::Opened { conn, flow } => {
-                self.watched.opened(conn);
+                self.watched.opened();
                 self.opened = Some(TcpStream::new(&self.world, conn, flow));
                 Ok(())
             }
@@ -426,12 +432,11 @@ impl Connecting {
         } else {
             Arc::default()
         };
-        let opened = self.opened.as_ref().map(|stream| stream.half.conn);
         Target::Opening {
             world: Arc::clone(&self.world),
             request_id: self.request_id,
             answered,
-            opened: opened.map(OnceLock::from).unwrap_or_default(),
+            opened: Arc::clone(&self.conn),
         }
     }
 

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use dominoes_netstack::Limits;
 use dominoes_netstack::poller::Source;
+use dominoes_netstack::poller::direct::Watchable;
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::{Connecting, TcpListener, TcpStream};
@@ -189,6 +190,27 @@ fn room_is_reported_after_a_write_that_found_too_little() {
                 assert_eq!(ready(&poller), (vec![], vec![1]), "{variant}, {trigger:?}");
             }
         }
+    }
+}
+
+/// A watch is separate from the socket. It may look first after the socket has taken the answer to
+/// its open, as a thread of the stack may between two steps of that call.
+#[test]
+fn a_watch_finds_a_connection_whose_socket_has_taken_the_answer() {
+    for variant in VARIANTS {
+        let mut pair = pair(variant);
+        let _listener = pair.peer().listen(80, 4).unwrap();
+        let mut opens = pair.sockets().begin_connect(peer_at(80)).unwrap();
+        let watchable = Watchable::new(&opens);
+        pair.settle();
+        let stream = opens.try_finish().unwrap();
+        assert!(stream.is_some(), "{variant}");
+        let sight = watchable.look();
+        assert!(sight.writable && !sight.error, "{variant}: {sight:?}");
+        assert!(
+            !sight.readable && !sight.read_closed,
+            "{variant}: {sight:?}"
+        );
     }
 }
 

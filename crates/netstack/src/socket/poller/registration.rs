@@ -184,10 +184,6 @@ impl Registration {
         Arc::clone(self) as Arc<dyn Watch>
     }
 
-    pub(super) fn target(&self) -> &Target {
-        &self.target
-    }
-
     /// Collects the event to report, after the poller took it from the queue.
     pub(super) fn collect(self: &Arc<Self>) -> Collected {
         let wanted = self.interest.load(Ordering::Relaxed);

@@ -131,13 +131,10 @@ impl Watched {
     }
 
     /// Reports that a connection that was being opened has a stream.
-    pub(in crate::socket) fn opened(&self, conn: ConnId) {
+    pub(in crate::socket) fn opened(&self) {
         // A waker may use the socket.
         let list = self.lock().clone();
-        for registration in list {
-            registration.target().set_opened(conn);
-            registration.opened();
-        }
+        list.iter().for_each(Registration::opened);
     }
 }
 
@@ -177,8 +174,8 @@ pub(in crate::socket) enum Target {
         request_id: u64,
         /// Notified when the open is answered.
         answered: Arc<EventCount>,
-        /// The connection, once there is one.
-        opened: OnceLock<ConnId>,
+        /// The connection, once there is one. The socket sets it, too.
+        opened: Arc<OnceLock<ConnId>>,
     },
 }
 
@@ -323,13 +320,6 @@ impl Target {
         }
     }
 
-    /// Sets the stream of a connection that is being opened.
-    pub(super) fn set_opened(&self, conn: ConnId) {
-        if let Target::Opening { opened, .. } = self {
-            let _ = opened.set(conn);
-        }
-    }
-
     /// Calls `each` with every event count of the socket; does nothing if the socket is gone.
     fn each_event(&self, each: impl Fn(&EventCount)) {
         if let Target::Datagrams { worlds, socket, .. } = self {
@@ -444,6 +434,11 @@ impl Target {
                     let table = world.socket_table();
                     match table.open_results.get(request_id) {
                         Some(None | Some(OpenResult::Opened { .. })) => Sight::default(),
+                        // The socket has taken the answer since the look above.
+                        None if opened.get().is_some() => {
+                            drop(table);
+                            self.see()
+                        }
                         _ => Sight {
                             error: true,
                             ..Sight::gone()
