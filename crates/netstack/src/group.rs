@@ -35,7 +35,7 @@ use slots::{Members, Snapshot};
 pub use worker::ReplicatedWorker;
 
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
@@ -51,7 +51,7 @@ use crate::io::claim::Claimer;
 use crate::io::prepare::{prepare, prepare_and_store};
 use crate::io::rx::{Log, RxPump};
 use crate::io::setup::Setup;
-use crate::io::sleep::Receiving;
+use crate::io::sleep::{Receiving, Sleepers};
 use crate::io::tx::TxPump;
 use crate::io::world::World;
 use crate::io::{Batch, BatchRuns, Run};
@@ -100,8 +100,7 @@ pub(crate) struct ReplicatedShared {
     pub(crate) work_event: EventCount,
     /// Parked workers sleep on this.
     pub(crate) unpark_event: EventCount,
-    /// How many workers sleep.
-    pub(crate) asleep: AtomicUsize,
+    pub(crate) sleepers: Sleepers,
     /// The log, for reading its counters.
     pub(crate) log: dominoes::Log<Request, Spin>,
 }
@@ -475,7 +474,7 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
             scaled: AtomicU64::new(0),
             work_event: EventCount::new(),
             unpark_event: EventCount::new(),
-            asleep: AtomicUsize::new(0),
+            sleepers: Sleepers::default(),
             log: log.clone(),
         });
         let mut workers = Vec::new();

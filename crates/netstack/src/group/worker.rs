@@ -926,7 +926,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
             rx: || shared.take_rx(),
             tx: &shared.tx,
             event: &shared.work_event,
-            asleep: &shared.asleep,
+            sleepers: &shared.sleepers,
             workers: shared.active_count(),
         };
         sleep.sleep(now, self);

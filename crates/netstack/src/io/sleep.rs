@@ -1,7 +1,7 @@
 //! How the threads of a variant sleep: the last one in the device, the others on an event; and their
 //! clock.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
 use std::time;
 
@@ -45,6 +45,14 @@ pub(crate) trait Receiving {
     fn wait(&mut self, timeout: Option<Duration>);
 }
 
+/// The workers of a variant that sleep.
+#[derive(Debug, Default)]
+pub(crate) struct Sleepers {
+    count: AtomicUsize,
+    /// Whether one of them waits in the device.
+    has_watch: AtomicBool,
+}
+
 /// The places where the workers of a variant sleep.
 pub(crate) struct Sleep<'a, F> {
     pub(crate) world: &'a World,
@@ -53,8 +61,7 @@ pub(crate) struct Sleep<'a, F> {
     pub(crate) tx: &'a Exclusive<TxPump>,
     /// Notified when something is published.
     pub(crate) event: &'a EventCount,
-    /// How many workers sleep.
-    pub(crate) asleep: &'a AtomicUsize,
+    pub(crate) sleepers: &'a Sleepers,
     /// The number of workers that may run a pump.
     pub(crate) workers: usize,
 }
@@ -66,8 +73,8 @@ impl<R: Receiving, F: FnOnce() -> Option<R>> Sleep<'_, F> {
         let world = self.world;
         // A hint for choosing where to sleep: correctness depends only on the exclusive pump and on
         // the event.
-        let last = self.asleep.fetch_add(1, Ordering::Relaxed) + 1 >= self.workers;
-        let _asleep = Asleep(self.asleep);
+        let last = self.sleepers.count.fetch_add(1, Ordering::Relaxed) + 1 >= self.workers;
+        let _asleep = Asleep(self.sleepers);
         let rx = if last { (self.rx)() } else { None };
         if let Some(mut rx) = rx {
             world.before_sleep();
@@ -77,6 +84,8 @@ impl<R: Receiving, F: FnOnce() -> Option<R>> Sleep<'_, F> {
                 let deadline = worker.state_deadline().min(rx.next_deadline());
                 let next_try = self.tx.try_take().and_then(|tx| tx.next_try());
                 let times = again.into_iter().chain(next_try);
+                self.sleepers.has_watch.store(true, Ordering::Relaxed);
+                let _watches = Watches(self.sleepers);
                 rx.wait(times.chain(timeout(deadline, now)).min());
             }
             world.after_sleep();
@@ -87,19 +96,34 @@ impl<R: Receiving, F: FnOnce() -> Option<R>> Sleep<'_, F> {
             } else {
                 // While any worker is awake, none sleeps in the device. The worker that is awake
                 // may be delayed, so this one returns to run the pumps, and to take over late work.
-                let again = !last || worker.waits_for_others();
+                // It also returns if the pump is taken, but by none that waits in the device: a
+                // worker that parks has it for a moment, and does not go there. A worker that does
+                // wait there goes there again, or wakes this one when it parks.
+                // ORDERING: Relaxed; a worker that parks notifies the event, whose fence pairs with
+                // the one in `prepare`.
+                let has_watch = self.sleepers.has_watch.load(Ordering::Relaxed);
+                let again = !last || !has_watch || worker.waits_for_others();
                 self.event.wait(key, again.then_some(RECHECK));
             }
         }
     }
 }
 
+/// A worker that waits in the device, until it is dropped, also by a panic of the device.
+struct Watches<'a>(&'a Sleepers);
+
+impl Drop for Watches<'_> {
+    fn drop(&mut self) {
+        self.0.has_watch.store(false, Ordering::Relaxed);
+    }
+}
+
 /// Counts a worker as asleep, until it is dropped, also by a panic of the device.
-struct Asleep<'a>(&'a AtomicUsize);
+struct Asleep<'a>(&'a Sleepers);
 
 impl Drop for Asleep<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -131,6 +155,8 @@ mod tests {
     use crate::io::setup::Setup;
     use dominoes_drivers::memory;
     use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::mpsc;
+    use std::thread;
 
     struct Idle;
 
@@ -166,21 +192,50 @@ mod tests {
         let (device, _) = memory::scripted();
         let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
         let base = setup.build(Box::new(device), 64, 1).unwrap();
-        let (tx, event, asleep) = (
+        let (tx, event, sleepers) = (
             Exclusive::new(base.tx),
             EventCount::new(),
-            AtomicUsize::new(0),
+            Sleepers::default(),
         );
         let sleep = Sleep {
             world: &base.world,
             rx: || Some(Panics),
             tx: &tx,
             event: &event,
-            asleep: &asleep,
+            sleepers: &sleepers,
             workers: 1,
         };
         let sleeps = || sleep.sleep(Instant::ZERO, &mut Idle);
         assert!(catch_unwind(AssertUnwindSafe(sleeps)).is_err());
-        assert_eq!(asleep.load(Ordering::Relaxed), 0);
+        assert_eq!(sleepers.count.load(Ordering::Relaxed), 0);
+        assert!(!sleepers.has_watch.load(Ordering::Relaxed));
+    }
+
+    /// A worker that parks or counts has the pump for a moment. The only other one must not sleep
+    /// until something is published: nobody would, since nobody sees frames.
+    #[test]
+    fn the_last_worker_looks_again_if_the_pump_was_taken_and_nobody_waits_in_the_device() {
+        let (device, _) = memory::scripted();
+        let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+        let base = setup.build(Box::new(device), 64, 1).unwrap();
+        let (tx, event) = (Exclusive::new(base.tx), EventCount::new());
+        let sleep = Sleep {
+            world: &base.world,
+            rx: || None::<Panics>,
+            tx: &tx,
+            event: &event,
+            sleepers: &Sleepers::default(),
+            workers: 1,
+        };
+        let (ended, end) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                sleep.sleep(Instant::ZERO, &mut Idle);
+                ended.send(())
+            });
+            let has_ended = end.recv_timeout(Duration::from_secs(60)).is_ok();
+            event.notify_all();
+            assert!(has_ended, "it sleeps for ever");
+        });
     }
 }

@@ -55,7 +55,7 @@ use crate::io::Run;
 use crate::io::record::{Entry, Recorder};
 use crate::io::rx::{BATCH, Log, Receiver};
 use crate::io::setup::Setup;
-use crate::io::sleep::{Receiving, Sleep, sleep_alone};
+use crate::io::sleep::{Receiving, Sleep, Sleepers, sleep_alone};
 use crate::io::tx::TxPump;
 use crate::io::world::{Wakes, World};
 use crate::log::effect::{Effect, EffectSink};
@@ -283,8 +283,7 @@ struct LockedShared<K: LockKind> {
     back: SegQueue<Vec<Run>>,
     /// Workers that do not have the receive pump sleep on this.
     work_event: EventCount,
-    /// How many workers sleep.
-    asleep: AtomicUsize,
+    sleepers: Sleepers,
 }
 
 /// Fails a test in which the state caught an unexpected panic, however the test drove the group.
@@ -343,7 +342,7 @@ impl<K: LockKind> LockedGroup<K> {
                 .collect(),
             back: SegQueue::new(),
             work_event: EventCount::new(),
-            asleep: AtomicUsize::new(0),
+            sleepers: Sleepers::default(),
         });
         let worker = |id| LockedWorker {
             id,
@@ -623,7 +622,7 @@ impl<K: LockKind> drive::Worker for LockedWorker<K> {
             rx: || shared.rx.try_take(),
             tx: &shared.tx,
             event: &shared.work_event,
-            asleep: &shared.asleep,
+            sleepers: &shared.sleepers,
             workers: shared.layout.workers,
         };
         sleep.sleep(now, self);
