@@ -116,7 +116,7 @@ fn serve(socket: UdpSocket) {
 fn ask(client: &Stack, len: usize) -> Outcome<Duration> {
     let socket = client.bind_udp(0)?;
     socket.connect(SocketAddr::new([10, 78, 0, 1].into(), ECHO))?;
-    socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+    socket.set_read_timeout(Some(Duration::from_secs(60)))?;
     let mut bytes = vec![0x5a; len];
     let mut answer = vec![0; len];
     let begin = Instant::now();

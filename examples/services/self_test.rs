@@ -20,8 +20,10 @@ use crate::{DISCARD, ECHO, HTTP, IPERF, Services, Threads, read_array, stack, we
 
 /// Bytes in each direction in a test.
 const BYTES: usize = 20_000_000;
-/// The duration of an iperf3 test.
+/// The duration of an iperf3 test, and the least bytes of a stream: more than both rings hold, so
+/// the receiver has read some, however busy the machine is.
 const RUN: Duration = Duration::from_millis(300);
+const LEAST: u64 = 8 << 20;
 
 /// Tests each service.
 pub(crate) fn run(threads: Threads) -> Outcome<()> {
@@ -101,7 +103,7 @@ fn sample(len: usize) -> Vec<u8> {
 fn echo_datagrams(stack: &Stack) -> Outcome<String> {
     let socket = stack.bind_udp(0)?;
     socket.connect(SocketAddr::new([10, 78, 0, 1].into(), ECHO))?;
-    socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+    socket.set_read_timeout(Some(Duration::from_secs(60)))?;
     let mut got = vec![0; 65_507];
     let lens = [0, 1, 1472, 1473, 8000, 65_507];
     for len in lens {
@@ -283,12 +285,14 @@ fn iperf(stack: &Stack, mut parameters: serde_json::Value, numbers: &[u64]) -> O
         workers.push(thread::spawn(move || {
             let mut block = vec![7; 128 << 10];
             let mut bytes = 0;
-            while Instant::now() < end {
-                let len = if we_send {
-                    stream.write(&block)?
-                } else {
-                    stream.read(&mut block)?
+            while Instant::now() < end || bytes < LEAST {
+                let len = match we_send {
+                    true => stream.write(&block)?,
+                    false => stream.read(&mut block)?,
                 };
+                if len == 0 {
+                    break;
+                }
                 bytes += len as u64;
             }
             Ok::<_, io::Error>((stream, we_send, bytes))

@@ -5,6 +5,7 @@ use std::time::Instant;
 use libtest_mimic::Failed;
 
 use crate::fixture::{Fixture, OURS, OURS_ALSO, THEIRS_ALSO, Temporary};
+use crate::services::ping_singly;
 use crate::{Test, same};
 
 pub(crate) const TESTS: &[(&str, Test)] = &[
@@ -159,7 +160,8 @@ fn nc_and_socat_receive_their_echo(fixture: &Fixture, _: &dyn Fn(String)) -> Res
 }
 
 fn arping_is_answered(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
-    let said = fixture.run("arping", &["-c", "3", "-I", fixture.interface, OURS])?;
+    let answers = ["-c", "3", "-w", "60", "-I", fixture.interface, OURS];
+    let said = fixture.run("arping", &answers)?;
     if !said.contains("Received 3 response") {
         return Err(said.into());
     }
@@ -167,7 +169,7 @@ fn arping_is_answered(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Faile
     let said = shell(
         fixture,
         &format!(
-            "arping -D -c 1 -I {} {OURS} || echo taken",
+            "arping -D -c 1 -w 60 -I {} {OURS} || echo taken",
             fixture.interface
         ),
     )?;
@@ -178,8 +180,7 @@ fn arping_is_answered(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Faile
 fn a_second_address_is_served(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
     let interface = fixture.interface;
     fixture.ip(&format!("addr add {THEIRS_ALSO} dev {interface}"))?;
-    let said = fixture.run("ping", &["-n", "-c", "3", "-i", "0.2", OURS_ALSO])?;
-    check(said.contains("3 received"), &said)?;
+    ping_singly(fixture, &["-n", OURS_ALSO], 3)?;
     let said = fixture.ip(&format!("neigh show {OURS_ALSO} dev {interface}"))?;
     check(said.contains("REACHABLE"), &said)?;
     let url = format!("http://{OURS_ALSO}/bytes/200000");
@@ -213,6 +214,10 @@ fn nmap_and_hping3_do_no_harm(fixture: &Fixture, figure: &dyn Fn(String)) -> Res
             "--max-os-tries",
             "1",
             "-T5",
+            "--max-retries",
+            "10",
+            "--max-rtt-timeout",
+            "5s",
             "-p",
             "1-200",
             OURS,

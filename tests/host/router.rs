@@ -122,7 +122,7 @@ impl Routed {
 
     /// The output of `ping`, answered or not.
     fn ping(&self, arguments: &str) -> Result<String, Failed> {
-        let line = format!("ping -n -c 1 -W 10 {arguments} 2>&1 || true");
+        let line = format!("ping -n -c 1 -W 60 {arguments} 2>&1 || true");
         self.start("sh", &["-c", &line])?.finish()
     }
 }

@@ -25,7 +25,7 @@ pub(crate) const PEER: &str = "--signal-peer";
 
 /// A server ends about a second after the signal. A connection that is neither closed nor reset
 /// lasts for minutes.
-const PATIENCE: Duration = Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Interval of polling.
 const GLANCE: Duration = Duration::from_millis(2);
 /// Bytes after which a transfer counts as under way.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const THREADS: u64 = 64;
 const SLOTS: usize = 48;
 /// Longer than a library that drops sockets takes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 static SHARED: [AtomicI32; SLOTS] = [const { AtomicI32::new(-1) }; SLOTS];
 static CALLS: AtomicU64 = AtomicU64::new(0);
