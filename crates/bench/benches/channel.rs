@@ -19,7 +19,7 @@ use channel::{
     report::{FIGURE_5_3, PUBLISHED_CAPACITY, Report, Row, TABLE_5_2},
 };
 use dominoes::{Channel, Lifo, Pool, Publish, SpinYield, Unordered, WorkShare};
-use dominoes_bench::{report::Run, rounds, spread::Spread, targets, topology};
+use dominoes_bench::{report::Run, rounds, spread::Spread, start, topology};
 use lexopt::prelude::*;
 use std::{
     process::ExitCode,
@@ -128,7 +128,7 @@ fn published_shapes(options: &Options) -> Vec<Row> {
 }
 
 fn main() -> ExitCode {
-    targets::main("channel", run)
+    start::main("channel", run)
 }
 
 fn run(arguments: lexopt::Parser) -> Result<(), String> {

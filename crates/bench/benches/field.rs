@@ -56,6 +56,7 @@ mod run {
     use dominoes_bench::rounds::{self, Reading};
     use dominoes_bench::routed;
     use dominoes_bench::spread::Spread;
+    use dominoes_bench::start;
     use dominoes_bench::table::{Bar, Bars, Limit, Table};
     use dominoes_bench::targets::{self, list};
     use std::fs::{self, File};
@@ -191,7 +192,7 @@ mod run {
     }
 
     pub(crate) fn main() -> ExitCode {
-        routed::play().unwrap_or_else(|| targets::main("field", run))
+        routed::play().unwrap_or_else(|| start::main("field", run))
     }
 
     fn options(mut args: lexopt::Parser) -> Outcome<Options> {

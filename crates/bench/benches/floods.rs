@@ -73,6 +73,7 @@ mod run {
     use dominoes_bench::report::{self, Run};
     use dominoes_bench::rounds::{self, Reading};
     use dominoes_bench::spread::Spread;
+    use dominoes_bench::start;
     use dominoes_bench::table::{Bar, Bars, Table};
     use dominoes_bench::targets::{self, list};
     use dominoes_bench::topology;
@@ -224,7 +225,7 @@ mod run {
     }
 
     pub(crate) fn main() -> ExitCode {
-        targets::main("floods", run)
+        start::main("floods", run)
     }
 
     fn run(arguments: lexopt::Parser) -> Outcome<()> {

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use dominoes_bench::report::Run;
 use dominoes_bench::rounds::{self, Reading};
 use dominoes_bench::spread::Spread;
+use dominoes_bench::start;
 use dominoes_bench::table::{Bar, Bars, Limit, Table};
-use dominoes_bench::targets;
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::config::Keepalive;
 use dominoes_netstack::time;
@@ -197,7 +197,7 @@ fn percentiles(sorted: &[Duration]) -> [String; 4] {
 }
 
 fn main() -> ExitCode {
-    targets::main("idle", run)
+    start::main("idle", run)
 }
 
 fn run(arguments: lexopt::Parser) -> Result<(), String> {

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use dominoes_bench::instructions::gate::{Accepted, MARGIN, Tools, check_inlining};
 use dominoes_bench::instructions::{callgrind, cases, processor, report};
 use dominoes_bench::report::Run;
-use dominoes_bench::targets;
+use dominoes_bench::start;
 use lexopt::prelude::*;
 
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ impl Options {
 }
 
 fn main() -> ExitCode {
-    targets::main("instructions", |arguments| {
+    start::main("instructions", |arguments| {
         let options = Options::parse(arguments).map_err(|error| error.to_string())?;
         if options.count {
             println!("{}", processor());

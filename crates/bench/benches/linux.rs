@@ -85,6 +85,7 @@ mod run {
     use dominoes_bench::report::Run;
     use dominoes_bench::rounds::{self, Reading};
     use dominoes_bench::spread::Spread;
+    use dominoes_bench::start;
     use dominoes_bench::table::{Bar, Bars, Table};
     use dominoes_bench::targets::{self, list};
     use dominoes_bench::topology::Distance;
@@ -149,7 +150,7 @@ mod run {
     }
 
     pub(crate) fn main() -> ExitCode {
-        targets::main("linux", run)
+        start::main("linux", run)
     }
 
     /// `None`: it was one end, and is done.

@@ -60,8 +60,9 @@ mod run {
     use dominoes_bench::report::Run;
     use dominoes_bench::rounds::{self, Reading};
     use dominoes_bench::spread::Spread;
+    use dominoes_bench::start;
     use dominoes_bench::table::{Bar, Bars, Limit, Table};
-    use dominoes_bench::targets::{self, list};
+    use dominoes_bench::targets::list;
     use dominoes_bench::topology;
     use dominoes_drivers::Device;
     use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
@@ -88,7 +89,7 @@ mod run {
     const EACH: f64 = 4096.0;
 
     pub(super) fn main() -> ExitCode {
-        targets::main("poller", |arguments| Options::parse(arguments)?.run())
+        start::main("poller", |arguments| Options::parse(arguments)?.run())
     }
 
     dominoes_bench::named! {

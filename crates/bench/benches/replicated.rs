@@ -19,8 +19,8 @@ use dominoes_bench::{
     report::Run,
     rounds::{self, Reading},
     spread::Spread,
+    start,
     table::{Bar, Bars, Limit, Table},
-    targets,
     topology::{self, Distance},
 };
 use lexopt::prelude::*;
@@ -403,7 +403,7 @@ fn options(mut arguments: lexopt::Parser) -> Result<Options, lexopt::Error> {
 }
 
 fn main() -> ExitCode {
-    targets::main("replicated", run)
+    start::main("replicated", run)
 }
 
 fn run(arguments: lexopt::Parser) -> Result<(), String> {

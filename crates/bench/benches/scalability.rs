@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use dominoes_bench::drivers::VARIANTS;
 use dominoes_bench::experiments::{self, EXPERIMENTS, Experiment, Wanted};
 use dominoes_bench::report::{self, Directory, Section};
+use dominoes_bench::start;
 use dominoes_bench::targets::{self, TARGETS};
 use dominoes_bench::topology::{self, Machine};
 use dominoes_bench::workload::Workload;
@@ -360,7 +361,7 @@ fn main() -> ExitCode {
     if let Some(code) = experiments::play() {
         return code;
     }
-    targets::main(OWN_NAME, |arguments| {
+    start::main(OWN_NAME, |arguments| {
         let options = Options::parse(arguments).map_err(|error| error.to_string())?;
         match options.list {
             true => list(),

@@ -14,7 +14,7 @@
 #[path = "../src/synthetic/mod.rs"]
 mod synthetic;
 
-use dominoes_bench::targets;
+use dominoes_bench::start;
 use dominoes_bench::{
     report::Run,
     rounds::{self, Reading},
@@ -65,7 +65,7 @@ fn options(mut arguments: lexopt::Parser) -> Result<Options, lexopt::Error> {
 }
 
 fn main() -> ExitCode {
-    targets::main("synthetic", run)
+    start::main("synthetic", run)
 }
 
 fn run(arguments: lexopt::Parser) -> Result<(), String> {

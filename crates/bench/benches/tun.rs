@@ -32,7 +32,7 @@ mod run {
     use dominoes_bench::rounds::{self, Reading};
     use dominoes_bench::spread::Spread;
     use dominoes_bench::table::{Bar, Bars, Limit, Table};
-    use dominoes_bench::targets;
+    use dominoes_bench::{start, targets};
     use dominoes_drivers::Device;
     use dominoes_drivers::tap::Tap;
     use dominoes_drivers::tun::Tun;
@@ -106,7 +106,7 @@ mod run {
     type Cell = (f64, f64, u64);
 
     pub(crate) fn main() -> ExitCode {
-        targets::main("tun", run)
+        start::main("tun", run)
     }
 
     fn run(mut arguments: lexopt::Parser) -> Outcome<()> {

@@ -46,6 +46,8 @@ pub mod routed;
 pub mod slices;
 pub mod spread;
 #[cfg(feature = "report")]
+pub mod start;
+#[cfg(feature = "report")]
 mod svg;
 #[cfg(feature = "report")]
 pub mod table;

@@ -40,7 +40,8 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     besides: |wanted, _, progress| {
         let mut tables = measure(wanted, progress)?.tables();
         let directory = targets::directory().join("nic");
-        let counted = parts::can_play().and_then(|()| functions::count_card(&directory));
+        let units = counted().units;
+        let counted = parts::can_play().and_then(|()| functions::count_card(&directory, units));
         tables.push(tables::instructions(counted));
         Ok(tables)
     },

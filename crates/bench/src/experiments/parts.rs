@@ -4,6 +4,7 @@
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::nic;
 use crate::instructions::functions;
 #[cfg(target_os = "linux")]
 use crate::kernel_echo;
@@ -19,7 +20,7 @@ pub fn play() -> Option<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let part = arguments.first()?;
     if part == functions::INNER {
-        return Some(functions::play(&arguments[1..]));
+        return Some(functions::play(&arguments[1..], nic::counted));
     }
     #[cfg(target_os = "linux")]
     if part == kernel_echo::INNER {

@@ -16,7 +16,6 @@ use dominoes_testkit::packet::Family;
 use super::callgrind::{self, PARTS};
 use super::stack::{self, SEGMENTS, Setting, Use};
 use super::{apart, sampled};
-use crate::experiments::nic;
 use crate::instructions::Case;
 
 /// First argument of a process that executes the cases, for Valgrind to count; with `card`, that
@@ -54,8 +53,8 @@ pub type Costs = HashMap<(String, String), Cost>;
 /// Nanoseconds of a segment, by the same names.
 pub type Times = HashMap<(String, String), f64>;
 
-/// Plays the part of a process with these arguments after [`INNER`].
-pub fn play(arguments: &[String]) -> ExitCode {
+/// Plays the part of a process with these arguments after [`INNER`]; `card` is the case of the card.
+pub fn play(arguments: &[String], card: impl FnOnce() -> Case) -> ExitCode {
     let Some(number) = arguments.first() else {
         cases()
             .into_iter()
@@ -64,7 +63,7 @@ pub fn play(arguments: &[String]) -> ExitCode {
         return ExitCode::SUCCESS;
     };
     if number == CARD {
-        nic::counted().count();
+        card().count();
         return ExitCode::SUCCESS;
     }
     let case = number
@@ -116,11 +115,12 @@ pub(crate) fn count(directory: &Path) -> Result<([Costs; 2], Vec<Cost>), String>
     Ok(([difference(0), difference(1)], apart))
 }
 
-/// The costs of a datagram each way by function of the card's firmware, on one processor.
+/// The costs of a datagram each way by function of the card's firmware, on one processor. Its case
+/// has so many `units`.
 ///
 /// # Errors
 /// As [`count`].
-pub(crate) fn count_card(directory: &Path) -> Result<Costs, String> {
+pub(crate) fn count_card(directory: &Path, units: u64) -> Result<Costs, String> {
     callgrind::version()?;
     let (profile, _) = callgrind::profile(&[INNER, CARD], &["--dump-line=yes"], directory)?;
     let mut sources = Sources {
@@ -129,7 +129,7 @@ pub(crate) fn count_card(directory: &Path) -> Result<Costs, String> {
     };
     let parts = by_function(&profile, &mut sources)?;
     match parts.len() > PARTS {
-        true => Ok(difference(&parts, nic::counted().units)),
+        true => Ok(difference(&parts, units)),
         false => Err(format!("{} parts of a case", parts.len())),
     }
 }

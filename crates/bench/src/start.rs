@@ -1,0 +1,55 @@
+//! How a bench target starts.
+
+use core::fmt::Display;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use crate::report;
+use crate::targets::{self, TARGETS};
+
+/// Runs the target `name`, unless the command line names another one. `run` parses the options.
+/// An error goes to the standard error stream.
+///
+/// With `--resume`, a target that has a section ends at once if these words gave it on this machine
+/// from these sources. `scalability` resumes by itself.
+pub fn main<E: Display>(name: &str, run: impl FnOnce(lexopt::Parser) -> Result<(), E>) -> ExitCode {
+    let Some(mut arguments) = targets::arguments(name) else {
+        return ExitCode::SUCCESS;
+    };
+    let has_section = TARGETS
+        .iter()
+        .any(|target| target.name == name && target.has_section());
+    if has_section && take_resume(&mut arguments) && report::is_kept(name, &arguments) {
+        println!("{name}: measured before");
+        return ExitCode::SUCCESS;
+    }
+    go_back();
+    match run(lexopt::Parser::from_args(arguments)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{name}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Takes `--resume` out of the arguments. Returns whether it was there.
+fn take_resume(arguments: &mut Vec<OsString>) -> bool {
+    let all = arguments.len();
+    arguments.retain(|argument| argument != "--resume");
+    arguments.len() < all
+}
+
+/// Goes back to the directory in which Cargo was called, from which a user's paths are relative:
+/// Cargo starts a bench in its package's.
+fn go_back() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let from = std::env::var_os("PWD").map(PathBuf::from);
+    if let (Some(from), Ok(root)) = (from, root.canonicalize())
+        && from.starts_with(root)
+    {
+        // If it is gone, the paths are relative to the package.
+        let _ = std::env::set_current_dir(from);
+    }
+}
