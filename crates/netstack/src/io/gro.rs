@@ -107,9 +107,9 @@ impl Default for OpenRun {
     }
 }
 
-/// Bytes of merged frames in a row after which one is acknowledged: a quarter of a window of 1 MiB,
-/// so the sender never waits for its end.
-const MAX_OWED: u32 = 256 << 10;
+/// Bytes of merged frames in a row after which one is acknowledged: half of a window of 1 MiB, so
+/// the sender never waits for its end.
+const MAX_OWED: u32 = 512 << 10;
 /// Maximum number of flows with an open run.
 const OPEN_RUNS: usize = 64;
 
@@ -809,7 +809,7 @@ fn options_of(tcp: &wire::Tcp) -> Options {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::packet::flow::{Address, Flow, IpFields};
     use crate::packet::{Packet, TcpHeaders};
@@ -847,6 +847,18 @@ mod tests {
             panic!("not TCP")
         };
         (tcp, Frame::from_bytes(&bytes))
+    }
+
+    /// A frame that the device merged.
+    pub(in crate::io) fn merged(seq: u32, len: usize, flags: Flags) -> Frame {
+        let (_, mut frame) = frame(seq, flags, &vec![1; len]);
+        frame.meta.checksum = dominoes_drivers::RxChecksum::Valid;
+        frame.meta.gso = Some(dominoes_drivers::Gso {
+            kind: dominoes_drivers::GsoKind::Tcp4,
+            size: 1448,
+            header_len: 54,
+        });
+        frame
     }
 
     fn push(run: &mut OpenRun, seq: u32, flags: Flags, payload: &[u8]) -> bool {
@@ -916,23 +928,14 @@ mod tests {
     }
 
     #[test]
-    fn merged_frames_of_a_batch_are_acknowledged_every_quarter_of_a_mebibyte() {
+    fn merged_frames_of_a_batch_are_acknowledged_every_half_of_a_mebibyte() {
         let (device, _) = dominoes_drivers::memory::scripted();
         let setup = crate::io::setup::Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
         let world = setup.build(Box::new(device), 64, 1).unwrap().world;
         let mut parser = Parser::new();
         let mut marks = |frames: &[(u32, usize, Flags)]| {
-            let merged = |&(seq, len, flags): &(u32, usize, Flags)| {
-                let (_, mut frame) = frame(seq, flags, &vec![1; len]);
-                frame.meta.checksum = dominoes_drivers::RxChecksum::Valid;
-                frame.meta.gso = Some(dominoes_drivers::Gso {
-                    kind: dominoes_drivers::GsoKind::Tcp4,
-                    size: 1448,
-                    header_len: 54,
-                });
-                frame
-            };
-            let batch = Batch::new(frames.iter().map(merged).collect());
+            let frames_of = frames.iter().map(|of| merged(of.0, of.1, of.2));
+            let batch = Batch::new(frames_of.collect());
             let mut found = Vec::new();
             parser.parse_looped(&world, &batch, &mut found);
             let seqs = found.iter().map(|(seq, _)| *seq);
@@ -947,12 +950,12 @@ mod tests {
                 if at.is_multiple_of(2) { ack } else { pushed },
             )
         };
-        let row: Vec<_> = (0..8).map(long).collect();
-        let four = [true, true, true, true, false];
-        assert_eq!(marks(&row), [&four[..], &[true, true, false]].concat());
+        let row: Vec<_> = (0..12).map(long).collect();
+        let nine = [[true; 8].as_slice(), &[false]].concat();
+        assert_eq!(marks(&row), [&nine[..], &[true, true, false]].concat());
         // The last frame of a batch is acknowledged, whatever the next batch begins with.
-        assert_eq!(marks(&[long(8)]), [false]);
-        assert_eq!(marks(&row[..5]), four);
+        assert_eq!(marks(&[long(12)]), [false]);
+        assert_eq!(marks(&row[..9]), nine);
         // So is a frame before a gap, before an acknowledgment, and before a FIN's successor.
         let gap = [long(0), long(2), long(3)];
         assert_eq!(marks(&gap), [false, true, false]);

@@ -89,7 +89,7 @@
 //! - One acknowledgment covers one run or several: RFC 9293 section 3.8.6.3 wants one for at least
 //!   every second full-sized segment. A run of up to 60 segments, or a frame that a device merged,
 //!   is acknowledged once. Of those that were claimed from the device together, full runs (120
-//!   segments by default) and merged frames (up to 256 KiB) are acknowledged with the last
+//!   segments by default) and merged frames (up to 512 KiB) are acknowledged with the last
 //!   ([`Digest::FOLLOWED`](crate::log::request::Digest::FOLLOWED)). The delay is harmless because
 //!   the later segments have already arrived. Linux also acknowledges several merged frames at once
 //!   while the application reads.
