@@ -3,7 +3,7 @@
 //! A batch passes three steps, each perhaps on another worker:
 //!
 //! 1. A worker that has the device *claims* a batch: it takes frames and a number, and reads no
-//!    header.
+//!    header except of merged frames.
 //! 2. The worker *parses* its batch, while others claim and parse theirs. Parsing changes nothing
 //!    but the parser, so a batch whose worker is held up for [`HELP_AFTER`] is parsed by any other
 //!    worker too; the first result counts.

@@ -1,16 +1,21 @@
 //! The receiving half of the device: what takes batches of frames from it, and gives frames back.
 //!
-//! Claiming reads no header, so a worker has the device for a moment only.
+//! Claiming reads no header except of merged frames, so a worker has the device for a moment
+//! only.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arrayvec::ArrayVec;
 use dominoes_drivers::{DeviceRx, Frame, checked};
 
 use crate::io::FrameRecycler;
+use crate::io::gro::flow_of;
 use crate::io::world::World;
-use crate::log::request::MAX_RUN;
+use crate::log::request::{Flow, MAX_RUN};
+use crate::packet::{self as wire, Packet};
+use crate::seqnum::SeqNum;
 
 /// How long a thread sleeps before it tries again a device that is gone, or offers frames again to
 /// one that is down: most devices do not report when they are back.
@@ -23,8 +28,10 @@ pub(crate) const MAX_CLAIM: usize = 2 * MAX_RUN;
 const BATCH_BYTES: usize = 256 << 10;
 
 /// Most frames that are claimed at once from a device with long frames. A frame may take a system
-/// call that copies 64 KB.
+/// call that copies 64 KB. If frames stay in a ring, as many as a TCP sends in a row, so that all
+/// of them are [put in order](put_in_order).
 const LONG_CLAIM: usize = 8;
+const LONG_CLAIM_IN_PLACE: usize = 32;
 
 /// Claims frames from the device.
 pub(crate) struct Claimer {
@@ -32,6 +39,8 @@ pub(crate) struct Claimer {
     rx: Box<dyn DeviceRx>,
     /// Whether fewer than [`MAX_CLAIM`] of its frames may exceed [`BATCH_BYTES`].
     has_long_frames: bool,
+    /// Most of those that are claimed at once.
+    long_claim: usize,
     /// Frames of the device that are claimed before all others: they did not fit into a batch, or
     /// into the log.
     rest: VecDeque<Frame>,
@@ -45,6 +54,7 @@ impl Claimer {
             world,
             rx,
             has_long_frames: longest > BATCH_BYTES / MAX_CLAIM,
+            long_claim: LONG_CLAIM,
             rest: VecDeque::new(),
         }
     }
@@ -55,8 +65,18 @@ impl Claimer {
         let claimed = if self.has_rest() {
             self.claim_rest(most, batch)
         } else {
+            let from = batch.len();
             match checked::claim(&mut *self.rx, most, batch) {
-                Ok(claimed) => claimed,
+                Ok(claimed) => {
+                    if self.has_long_frames && claimed > 1 {
+                        put_in_order(&mut batch[from..]);
+                        self.long_claim = match batch[from].is_in_place() {
+                            true => LONG_CLAIM_IN_PLACE,
+                            false => LONG_CLAIM,
+                        };
+                    }
+                    claimed
+                }
                 Err(error) => {
                     self.world.device_failed(error);
                     0
@@ -82,7 +102,7 @@ impl Claimer {
     fn claim_long(&mut self, most: usize, batch: &mut Vec<Frame>) -> usize {
         let mut bytes = 0;
         loop {
-            let (from, step) = (batch.len(), LONG_CLAIM.min(most - batch.len()));
+            let (from, step) = (batch.len(), self.long_claim.min(most - batch.len()));
             let is_of_device = !self.has_rest();
             let claimed = self.claim(step, batch);
             for at in from..batch.len() {
@@ -164,10 +184,50 @@ impl Claimer {
     }
 }
 
+/// Puts the merged frames of each flow in the order of their sequence numbers.
+///
+/// A veth pair has a queue for each core. An acknowledgment that opens a window by a megabyte makes
+/// the sender's TCP queue a row of frames on one core, while the sender's thread sends the next
+/// frames on another core, which overtake them. If our TCP reported a gap, the sender would send
+/// the row again.
+fn put_in_order(frames: &mut [Frame]) {
+    let mut merged = frames.iter().filter(|frame| frame.meta.gso.is_some());
+    if merged.nth(1).is_none() {
+        return;
+    }
+    let mut numbers = ArrayVec::<Option<(Flow, SeqNum)>, MAX_CLAIM>::new();
+    for at in 0..frames.len().min(MAX_CLAIM) {
+        let number = number_if_merged(&frames[at]);
+        let place = number.and_then(|(flow, seq)| {
+            let mut own = numbers.iter().rev().flatten().filter(|(of, _)| *of == flow);
+            own.next().filter(|(_, last)| last.after(seq))?;
+            let is_later = |other: &Option<_>| {
+                other.is_some_and(|(of, other): (Flow, SeqNum)| of == flow && other.after(seq))
+            };
+            numbers.iter().position(is_later)
+        });
+        let place = place.unwrap_or(at);
+        numbers.insert(place, number);
+        frames[place..=at].rotate_right(1);
+    }
+}
+
+/// The flow and sequence number of a frame that the device merged.
+#[inline]
+fn number_if_merged(frame: &Frame) -> Option<(Flow, SeqNum)> {
+    frame.meta.gso?;
+    match wire::parse(frame.bytes()) {
+        Ok(Packet::Tcp(tcp)) => Some((flow_of(&tcp), SeqNum(tcp.seq))),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::io::gro::tests::merged;
     use crate::io::setup::Setup;
+    use crate::log::request::Flags;
     use dominoes_drivers::{Device, memory};
 
     #[test]
@@ -197,5 +257,34 @@ mod tests {
         let expected = lens.iter().enumerate().map(|(at, len)| (at as u8, *len));
         assert!(seen.into_iter().eq(expected));
         assert_eq!(claimer.claim_batch(MAX_CLAIM, &mut Vec::new()), 0);
+    }
+
+    #[test]
+    fn merged_frames_that_overtook_others_are_claimed_in_their_order() {
+        let (device, script) = memory::scripted();
+        let (rx, _) = Box::new(device).split();
+        let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+        let world = setup.build(Box::new(memory::scripted().0), 64, 1);
+        let mut claimer = Claimer::new(world.unwrap().world, rx, 65_535);
+        // The sequence numbers wrap around. Frame 9 is of another protocol.
+        let seq = |at: u32| (at * 50_000).wrapping_sub(100_000);
+        for at in [0, 3, 1, 9, 2, 2, 5, 4] {
+            script.push_frame(match at {
+                9 => Frame::from_bytes(&[9; 60]),
+                at => merged(seq(at), 50_000, Flags::ACK),
+            });
+        }
+        let mut seen = Vec::new();
+        loop {
+            let mut batch = Vec::new();
+            if claimer.claim_batch(MAX_CLAIM, &mut batch) == 0 {
+                break;
+            }
+            let number = |frame| number_if_merged(frame).map(|(_, seq)| seq.0);
+            seen.extend(batch.iter().map(number));
+        }
+        let mut expected = [0, 1, 2, 2, 3, 9, 4, 5].map(|at| Some(seq(at)));
+        expected[5] = None;
+        assert_eq!(seen, expected);
     }
 }
