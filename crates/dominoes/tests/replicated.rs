@@ -386,6 +386,9 @@ fn the_maps_of_the_standard_library_are_state() {
     assert_eq!(handle.read(|map| map["a"]), Ok(2));
 }
 
+/// Longer than a thread is without a core on a busy machine, after which a write is given up.
+const LONG: Duration = Duration::from_secs(300);
+
 /// Threads write and read while `change` changes the replicas. Every answer is one sum, and every
 /// thread's reads and answers grow.
 fn hammer(replicas: &Replicated<Sum>, threads: usize, writes: u64, mut change: impl FnMut(u64)) {
@@ -452,7 +455,7 @@ fn threads_write_and_read_through_one_and_two_replicas() {
     for (replicas, capacity) in [(1, 2), (1, 64), (2, 2), (2, 64)] {
         let state = Sum::default();
         let builder = Replicated::builder(state).replicas(replicas).slots(2);
-        let replicas = builder.capacity(capacity).build().unwrap();
+        let replicas = builder.capacity(capacity).patience(LONG).build().unwrap();
         if replicas.stats().replicas[1].0 == ReplicaStatus::Absent {
             replicas.join().unwrap();
             replicas.leave(0).unwrap();
@@ -468,6 +471,7 @@ fn threads_write_and_read_while_replicas_fail_join_and_leave() {
     let faults = state.faults.clone();
     let builder = Replicated::builder(state).replicas(3).slots(4);
     let replicas = builder.capacity(16).fingerprint(32, |state| state.sum);
+    let replicas = replicas.patience(LONG);
     let replicas = replicas.build().unwrap();
     hammer(&replicas, 4, 1_500, |round| {
         let stats = replicas.stats();
@@ -577,7 +581,7 @@ fn while_a_replica_is_copied_in_pieces_all_others_are_written() {
 fn join_large(entries: u64) -> (Duration, Duration) {
     let map: BTreeMap<u64, [u64; 7]> = (0..entries).map(|key| (2 * key, [key; 7])).collect();
     let replicas = Replicated::builder(map).replicas(2).slots(3);
-    let replicas = replicas.build().unwrap();
+    let replicas = replicas.patience(LONG).build().unwrap();
     let (ends, begun) = (AtomicBool::new(false), AtomicU64::new(0));
     let (took, longest) = thread::scope(|scope| {
         let writers: Vec<_> = (0..2)
