@@ -4,7 +4,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_drivers::memory::{MemoryConfig, Script, pair, scripted_with};
+use dominoes_netstack::Stack;
 use dominoes_netstack::group::{
     FaultHooks, GroupTuning, Layout, Primaries, ReplicatedGroup, ReplicatedWorker,
 };
@@ -12,6 +13,8 @@ use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{Setup, Worker as _};
 use dominoes_proto::log::effect::Effect;
 use dominoes_testkit::packet::{self, ACK, SYN, TO_STACK};
+
+use crate::support::setup;
 
 const NOW: Instant = Instant::from_millis(5);
 
@@ -239,6 +242,88 @@ fn two_workers_verify_and_copy_each_byte_once_and_each_does_the_batches_that_it_
         assert_eq!(after.stored_ahead + after.copied_bytes, 100_000);
         assert_eq!(after.diverged, 0);
     }
+}
+
+/// Whenever the second worker looks, also just after a request has come: the first one publishes,
+/// applies and performs the request, and builds and sends the answer. If it stops, the second one
+/// takes over.
+#[test]
+fn an_idle_worker_leaves_a_lone_request_and_its_answer_to_the_one_that_claimed_the_last() {
+    let (here, there) = pair(MemoryConfig::default());
+    let group = ReplicatedGroup::new(setup(1), Layout::default().replicas(2), Box::new(here));
+    let group: ReplicatedGroup = group.unwrap();
+    let listener = group.sockets().listen(7, 1).unwrap();
+    let mut workers = group.into_workers();
+    let mut client = Stack::builder("10.0.0.2/24").by_hand(there).unwrap();
+    let mut now = NOW;
+    let mut opening = client
+        .sockets()
+        .begin_connect("10.0.0.1:7".parse().unwrap());
+    let (mut asks, mut answers) = (None, None);
+    while asks.is_none() || answers.is_none() {
+        client.turn(now);
+        for worker in &mut workers {
+            worker.turn(now);
+        }
+        now += Duration::from_nanos(100);
+        asks = asks.or_else(|| opening.as_mut().unwrap().try_finish().unwrap());
+        answers = answers.or_else(|| listener.try_accept().ok());
+    }
+    let (mut asks, (mut answers, _)) = (asks.unwrap(), answers.unwrap());
+    asks.set_nodelay(true).unwrap();
+    answers.set_nodelay(true).unwrap();
+    let share = |worker: &ReplicatedWorker| {
+        let effects = worker.stats().effects;
+        [
+            effects.requests,
+            effects.frames,
+            effects.deliveries,
+            effects.prepared,
+        ]
+    };
+    for _ in 0..20 {
+        workers[0].turn(now);
+        workers[1].turn(now);
+        now += Duration::from_nanos(100);
+    }
+    let before = [share(&workers[0]), share(&workers[1])];
+    for exchange in 0..1000 {
+        // The workers do not know when the next request comes.
+        for _ in 0..exchange % 50 {
+            workers[1].turn(now);
+            workers[0].turn(now);
+            now += Duration::from_nanos(100);
+        }
+        asks.try_write(&[7]).unwrap();
+        let mut byte = [0; 2];
+        while asks.try_read(&mut byte) != Ok(1) {
+            client.turn(now);
+            workers[1].turn(now);
+            workers[0].pump(now);
+            workers[1].turn(now);
+            workers[0].turn(now);
+            if answers.try_read(&mut byte) == Ok(1) {
+                answers.try_write(&byte[..1]).unwrap();
+            }
+            now += Duration::from_nanos(100);
+        }
+    }
+    while workers[0].turn(now) + workers[1].turn(now) > 0 {}
+    assert_eq!(share(&workers[1]), before[1], "of the second worker");
+    let [requests, frames, ..] = share(&workers[0]);
+    assert!(requests >= before[0][0] + 2000 && frames >= before[0][1] + 1000);
+    assert_eq!(workers[0].lag() + workers[1].lag(), 0);
+
+    // The first one stops.
+    let stopped = now;
+    asks.try_write(&[7]).unwrap();
+    client.turn(now);
+    while answers.try_read(&mut [0; 2]) != Ok(1) {
+        workers[1].turn(now);
+        now += Duration::from_nanos(100);
+    }
+    let waited = now.since(stopped);
+    assert!(waited < Duration::from_micros(30), "{waited:?}");
 }
 
 /// How the first worker stops.

@@ -26,7 +26,8 @@ pub enum Primaries {
     /// worker with nothing else to do claims the next batch, so the work goes to a free worker.
     /// Commands belong to the worker that published them. Chunks of frames belong to the worker
     /// that claims them first, with one compare-and-swap each: one that has applied what numbers
-    /// them and has nothing else to build.
+    /// them and has nothing else to build. If that is a lone request, which asks for one frame or
+    /// two, the chunk goes to the request's primary.
     #[default]
     ByPublisher,
     /// Batches, and chunks of frames, in turn.
@@ -159,16 +160,17 @@ impl WorkAssignment {
     }
 
     /// Whether worker `id` is primary of chunk `chunk` of frames. If no worker is yet, this stores
-    /// one; `has_payload` says whether the first frame that was found of the chunk has payload.
+    /// one: where the first worker claims, `first`. `has_payload` says whether the first frame that
+    /// was found of the chunk has payload.
     #[inline]
     pub(crate) fn is_my_frame(
         &self,
         membership: &MembershipTable,
-        id: usize,
+        (id, first): (usize, usize),
         chunk: u64,
         has_payload: bool,
     ) -> bool {
-        if self.policy.claims_frames() {
+        if self.policy.claims_frames() && first == id {
             return self.claim(FRAMES, chunk, id);
         }
         if self.frame_owner(chunk) == Owner::Unassigned {
@@ -176,6 +178,7 @@ impl WorkAssignment {
             let chosen = match self.policy {
                 // The membership changes at this moment.
                 _ if all.count == 0 => id,
+                policy if policy.claims_frames() => first,
                 Primaries::ByKind => all.by_kind(chunk, has_payload),
                 _ => all.by_position(chunk),
             };

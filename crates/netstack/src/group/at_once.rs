@@ -191,10 +191,11 @@ impl<T: FaultHooks> Executor<'_, T> {
             let before = self.stats.frames;
             let most = frames_end.saturating_sub(before) as u32;
             let (built, count) = match effect {
-                Effect::Transmit(transmit) => {
-                    (self.build_own_frames(transmit, most), transmit.count)
-                }
-                Effect::Send(send) => (self.build_own_frames(send, most), send.count),
+                Effect::Transmit(transmit) => (
+                    self.build_own_frames(applied, transmit, most),
+                    transmit.count,
+                ),
+                Effect::Send(send) => (self.build_own_frames(applied, send, most), send.count),
                 effect => {
                     match self.claim_piece(applied, number) {
                         Access::Do => self.execute(applied, effect),

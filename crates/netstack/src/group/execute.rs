@@ -9,6 +9,7 @@
 
 use dominoes::{Begun, BegunBatch, UnitState};
 
+use super::assign::Owner;
 use super::pending::{Applied, Cursor, PendingEffects, piece};
 use crate::group::{FaultHooks, ReplicatedShared};
 use crate::io::perform;
@@ -135,6 +136,9 @@ pub(crate) enum Step {
     End,
 }
 
+/// A lone request asks for at most so many frames.
+const LONE_FRAMES: u32 = 2;
+
 /// No chunk at all.
 const NONE: u64 = u64::MAX;
 
@@ -204,11 +208,11 @@ impl<T: FaultHooks> Executor<'_, T> {
         }
         let mut step = Step::Passed;
         match &pending.effects[self.cursor.effect] {
-            Effect::Transmit(transmit) => match self.build_own_frames(transmit, frames) {
+            Effect::Transmit(transmit) => match self.build_own_frames(applied, transmit, frames) {
                 Ok(done) => step = done,
                 Err(early) => return early,
             },
-            Effect::Send(send) => match self.build_own_frames(send, frames) {
+            Effect::Send(send) => match self.build_own_frames(applied, send, frames) {
                 Ok(done) => step = done,
                 Err(early) => return early,
             },
@@ -227,10 +231,12 @@ impl<T: FaultHooks> Executor<'_, T> {
     }
 
     /// Builds those of the cursor's frames that belong to this worker, at most `most`. An error
-    /// means that frames remain: `most` are built, or another worker has begun the next one.
+    /// means that frames remain: `most` are built, or another worker has begun the next one. The
+    /// request at the cursor is `applied`.
     #[inline(always)]
     pub(crate) fn build_own_frames(
         &mut self,
+        applied: &Applied,
         frames: &impl NumberedFrames,
         most: u32,
     ) -> Result<Step, Step> {
@@ -241,7 +247,8 @@ impl<T: FaultHooks> Executor<'_, T> {
                 return Err(Step::Performed);
             }
             let frame = frames.first() + u64::from(self.cursor.frame);
-            if !self.has_begun_frames(frame) && !self.is_my_frame(frame, has_payload) {
+            let about = (applied, frames.count(), has_payload);
+            if !self.has_begun_frames(frame) && !self.is_my_frame(frame, about) {
                 // The other frames of its chunk are not this worker's either.
                 let next = self.shared.frame_chunk_end(frame) - frames.first();
                 self.cursor.frame = next.min(u64::from(frames.count())) as u32;
@@ -279,12 +286,23 @@ impl<T: FaultHooks> Executor<'_, T> {
         u64::from(rest).min(end - frame) as u32
     }
 
-    fn is_my_frame(&self, frame: u64, has_payload: bool) -> bool {
-        let chunk = self.shared.frame_chunk_of(frame);
+    /// Whether this worker builds `frame`, one of `count` frames that a request asks for.
+    fn is_my_frame(
+        &self,
+        frame: u64,
+        (applied, count, has_payload): (&Applied, u32, bool),
+    ) -> bool {
         let shared = &self.shared;
-        shared
-            .assignment
-            .is_my_frame(&shared.membership, self.id, chunk, has_payload)
+        let is_lone = applied.index | applied.left == 0
+            && applied.len <= applied.seg_len
+            && count <= LONE_FRAMES;
+        let first = match self.owner(applied) {
+            Owner::Worker(primary) if is_lone && shared.membership.is_active(primary) => primary,
+            _ => self.id,
+        };
+        let (chunk, who) = (shared.frame_chunk_of(frame), (self.id, first));
+        let assignment = &shared.assignment;
+        assignment.is_my_frame(&shared.membership, who, chunk, has_payload)
     }
 
     /// Whether effect `number` of the cursor's request is to be performed now; if `number` is the

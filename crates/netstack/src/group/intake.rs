@@ -20,6 +20,7 @@
 use core::sync::atomic::Ordering;
 
 use crossbeam_utils::CachePadded;
+use dominoes::group::MAX_REPLICAS;
 use dominoes::{Exclusive, ExclusiveGuard};
 use dominoes_drivers::Frame;
 
@@ -103,11 +104,23 @@ enum Place {
     Parsed(Box<Parsed>),
 }
 
+/// Changed by the worker that has the device.
+#[derive(Default)]
+struct Claimed {
+    /// How many batches were claimed.
+    count: AtomicU64,
+    /// The worker that claimed the latest batch. Above its `WORKER_BITS` is the time in nanoseconds
+    /// at which it found the device empty since then.
+    last_by: AtomicU64,
+}
+
+const WORKER_BITS: u32 = 6;
+const _: () = assert!(MAX_REPLICAS <= 1 << WORKER_BITS);
+
 /// The batches that are claimed and not published.
 pub(crate) struct WaitingBatches {
     places: Box<[CachePadded<Exclusive<Place>>]>,
-    /// How many batches were claimed. Changed by the worker that has the device.
-    claimed: CachePadded<AtomicU64>,
+    claimed: CachePadded<Claimed>,
     /// How many were published. Changed by the worker that has the receive pump.
     published: CachePadded<AtomicU64>,
 }
@@ -130,15 +143,38 @@ impl WaitingBatches {
     pub(crate) fn is_any_waiting(&self) -> bool {
         // ORDERING: Acquire, pairs with the Release in `claim`: a batch that another worker
         // claimed is in its place.
-        self.claimed.load(Ordering::Acquire) != self.published.load(Ordering::Relaxed)
+        self.claimed.count.load(Ordering::Acquire) != self.published.load(Ordering::Relaxed)
     }
 
-    /// Claims the frames that `take` returns from the device, `None` if that has none. The
-    /// caller has the device.
+    /// The worker that claimed the latest batch, and when it last found the device empty.
+    pub(crate) fn last_claimer(&self) -> (usize, Instant) {
+        // ORDERING: Relaxed: a hint, and all of it is in this word.
+        let word = self.claimed.last_by.load(Ordering::Relaxed);
+        let empty_at = Instant::from_nanos(word >> WORKER_BITS);
+        ((word & ((1 << WORKER_BITS) - 1)) as usize, empty_at)
+    }
+
+    /// Notes that worker `id`, which has the device, found it empty or claimed frames.
     #[inline]
-    fn claim(&self, now: Instant, take: impl FnOnce() -> Option<Vec<Frame>>) -> Claim {
+    fn note_claimer(&self, id: usize, now: Instant, is_empty: bool) {
+        // The last claimer writes the time of an empty device, and another worker its number.
+        if (self.last_claimer().0 == id) == is_empty {
+            let empty_at = if is_empty { now.as_nanos() } else { 0 };
+            let word = empty_at << WORKER_BITS | id as u64;
+            self.claimed.last_by.store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// Claims the frames that `take` returns from the device for worker `id`, `None` if the device
+    /// has none. The caller has the device.
+    #[inline]
+    fn claim(
+        &self,
+        (id, now): (usize, Instant),
+        take: impl FnOnce() -> Option<Vec<Frame>>,
+    ) -> Claim {
         // ORDERING: Relaxed: only the worker that has the device changes it.
-        let number = self.claimed.load(Ordering::Relaxed);
+        let number = self.claimed.count.load(Ordering::Relaxed);
         // ORDERING: Acquire, pairs with the Release in `publish`: the place is free again.
         let published = self.published.load(Ordering::Acquire);
         if number - published == WAITING as u64 {
@@ -147,14 +183,16 @@ impl WaitingBatches {
         let Some(mut place) = self.place(number).try_take() else {
             return Claim::NoPlace;
         };
-        let Some(frames) = take() else {
+        let taken = take();
+        self.note_claimer(id, now, taken.is_none());
+        let Some(frames) = taken else {
             return Claim::DeviceEmpty;
         };
         let batch = Batch::new(frames);
         *place = Place::Claimed(Batch::clone(&batch), now);
         drop(place);
         // ORDERING: Release, pairs with the Acquire in `is_any_waiting` and `oldest`.
-        self.claimed.store(number + 1, Ordering::Release);
+        self.claimed.count.store(number + 1, Ordering::Release);
         Claim::Batch(number, batch)
     }
 
@@ -183,7 +221,7 @@ impl WaitingBatches {
     fn oldest_unparsed(&self, before: Instant) -> Option<(u64, Batch)> {
         let number = self.published.load(Ordering::Relaxed);
         // ORDERING: Acquire, pairs with the Release in `claim`.
-        if number >= self.claimed.load(Ordering::Acquire) {
+        if number >= self.claimed.count.load(Ordering::Acquire) {
             return None;
         }
         match &*self.place(number).try_take()? {
@@ -198,7 +236,7 @@ impl WaitingBatches {
         // ORDERING: Relaxed: only the worker that has the receive pump changes it.
         let number = self.published.load(Ordering::Relaxed);
         // ORDERING: Acquire, pairs with the Release in `claim`.
-        if number == self.claimed.load(Ordering::Acquire) {
+        if number == self.claimed.count.load(Ordering::Acquire) {
             return Oldest::None;
         }
         match self.place(number).try_take() {
@@ -224,7 +262,7 @@ impl WaitingBatches {
     pub(crate) fn next_deadline(&self) -> Instant {
         let number = self.published.load(Ordering::Relaxed);
         // ORDERING: Acquire, pairs with the Release in `claim`.
-        if number >= self.claimed.load(Ordering::Acquire) {
+        if number >= self.claimed.count.load(Ordering::Acquire) {
             return Instant::NEVER;
         }
         match self.place(number).try_take().as_deref() {
@@ -309,6 +347,11 @@ impl Intake {
         parsed.batch = Some(Batch::clone(batch));
         parsed.segments = self.parser.parse(&shared.world, batch, &mut *parsed);
         parsed
+    }
+
+    /// Whether it has a batch that it has not handed over.
+    pub(super) const fn is_busy(&self) -> bool {
+        self.claimed.is_some() || self.parsed.is_some()
     }
 
     /// Drops batches and results that this worker has not handed over; other workers parse those
@@ -493,8 +536,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     #[inline]
     pub(crate) fn claim_batch(&mut self, now: Instant) -> Option<usize> {
         self.device_empty_at = Instant::NEVER;
-        let is_busy = self.intake.claimed.is_some() || self.intake.parsed.is_some();
-        if is_busy || self.has_enough() {
+        if self.intake.is_busy() || self.has_enough() {
             return None;
         }
         let shared = &*self.shared;
@@ -503,7 +545,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         // The runs of a batch are published together, and half of the log is known to have room.
         let most = MAX_CLAIM.min(shared.layout.tuning.log / 2 - RESERVED - 2);
         let recycler = &mut self.recycler;
-        let claim = shared.batches.claim(now, || {
+        let claim = shared.batches.claim((self.id, now), || {
             let mut frames = recycler.spare();
             if claimer.claim_batch(most, &mut frames) == 0 {
                 recycler.put_spare(frames);

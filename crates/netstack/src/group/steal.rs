@@ -298,7 +298,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         self.owner(applied) == Owner::Worker(self.id)
     }
 
-    fn owner(&self, applied: &Applied) -> Owner {
+    pub(super) fn owner(&self, applied: &Applied) -> Owner {
         let first = self.cursor.seq - u64::from(applied.index);
         self.shared.assignment.owner(first, applied.primary)
     }

@@ -14,6 +14,7 @@
 //! - Help: it performs work of stragglers, workers that are late. If nothing else was to do, it
 //!   prepares the next request, whichever worker is its primary.
 
+mod aside;
 mod membership;
 #[cfg(feature = "testkit")]
 mod steps;
@@ -49,6 +50,7 @@ use crate::log::request::{Request, Verdict};
 use crate::state::apply::ReplicaState;
 use crate::stats::{EffectStats, PumpStats, WorkerStats};
 use crate::time::{Duration, Instant};
+use aside::Quiet;
 
 /// After this many turns in a row without work in [`process_log`](ReplicatedWorker::process_log), a
 /// worker sends without regard to the ends of chunks.
@@ -106,6 +108,7 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     pub(super) idle: u32,
     /// Whether the last turn found work.
     pub(super) was_busy: bool,
+    quiet: Quiet,
     /// Its short sleeps in solo mode.
     pub(super) coalescing: CoalescingDelay,
     /// Whether it works with the log, or alone and without it (solo mode).
@@ -163,6 +166,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             idle: 0,
             coalescing: CoalescingDelay::default(),
             was_busy: false,
+            quiet: Quiet::default(),
             log_mode: LogMode::Logged,
             direct: DirectLog::default(),
             recycler: FrameRecycler::default(),
@@ -450,6 +454,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         }
         let frames = self.replica.frames().next;
         self.pending.commit(request, is_stored, frames);
+        self.quiet.note(request);
         self.post_if_due(seq + 1);
         true
     }
@@ -738,6 +743,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
         if is_away && now.is_some() {
             self.was_busy = false;
         }
+        self.quiet.is_aside = now.is_some_and(|now| self.stays_aside(now));
         !is_away
     }
 
@@ -746,6 +752,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
     #[inline]
     fn receive(&mut self, now: Instant) -> usize {
         match self.needs_log() {
+            true if self.quiet.is_aside => 0,
             true => self.pump_in_turn(now),
             false => self.pump_alone(now),
         }
@@ -764,6 +771,9 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
         if self.is_solo() {
             return self.send().unwrap_or(0);
         }
+        if self.quiet.is_aside {
+            return 0;
+        }
         self.idle = match is_idle {
             true => self.idle.saturating_add(1),
             false => 0,
@@ -775,7 +785,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
     /// whichever worker is its primary.
     #[inline]
     fn help(&mut self, is_idle: bool) -> usize {
-        if self.is_solo() {
+        if self.is_solo() || self.quiet.is_aside {
             return 0;
         }
         let stolen = self.steal_if_due(is_idle);
@@ -794,6 +804,9 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
     #[inline]
     fn end(&mut self, done: usize) {
         self.was_busy = done > 0;
+        if !self.is_solo() {
+            self.count_quiet();
+        }
     }
 
     fn step(&mut self, step: TurnStep, now: Instant) -> bool {
@@ -921,6 +934,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
             return;
         }
         self.put_back();
+        self.quiet.wake();
         let sleep = Sleep {
             world: &shared.world,
             rx: || shared.take_rx(),

@@ -20,7 +20,7 @@ fn model(model: impl Fn() + Sync + Send + 'static) {
 /// Claims the next batch, number `number`; `None` if there is no place for it.
 fn claim(waiting: &WaitingBatches, number: u64) -> Option<Batch> {
     let frames = (0..=number).map(|_| Frame::from_bytes(&[]));
-    match waiting.claim(Instant::ZERO, || Some(frames.collect())) {
+    match waiting.claim((0, Instant::ZERO), || Some(frames.collect())) {
         Claim::Batch(claimed, batch) => {
             assert_eq!(claimed, number);
             Some(batch)
