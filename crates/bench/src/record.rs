@@ -39,6 +39,9 @@ pub struct ResultRow {
     pub ratio_to_limit: Option<Spread>,
     /// Throughput over the same variant on one core in the same case, pair by pair.
     pub speedup: Option<Spread>,
+    /// Share of all its cores' time that the simulated device and its peer take; beside a speed-up,
+    /// if the row has that peer.
+    pub device_share: Option<f64>,
     /// Largest share of a slice that a thread waited for its core.
     pub waited_share_max: f64,
     /// Segments in a run, on average.
@@ -229,6 +232,30 @@ impl PanelResult {
     }
 }
 
+impl PanelResult {
+    /// Puts the share of the device beside each speed-up. `ns` is what device and peer take of a
+    /// segment of a workload, if it is known.
+    ///
+    /// # Errors
+    /// If a row takes less time than they do.
+    pub(crate) fn add_device(
+        &mut self,
+        ns: impl Fn(&Workload) -> Option<f64>,
+    ) -> Result<(), String> {
+        for row in self.rows.iter_mut().filter(|row| row.speedup.is_some()) {
+            let all = row.ns_per_segment.median * row.cores as f64;
+            row.device_share = ns(&row.workload).map(|ns| ns / all);
+            if let Some(share) = row.device_share.filter(|share| !(0.0..1.0).contains(share)) {
+                let row = format!("{}/{}", row.variant, row.cores);
+                return Err(format!(
+                    "{row}: device and peer alone take {share:.2} of its time"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
 fn result_row(
     panel: &Panel,
     measured: &Measured,
@@ -288,6 +315,7 @@ fn result_row(
         ratio_to_single: ratio("single", 1),
         ratio_to_limit: ratio("limit", cores),
         speedup: if cores > 1 { ratio(name, 1) } else { None },
+        device_share: None,
         waited_share_max: waited.fold(0.0, f64::max),
         segments_per_run: over(sum(|a| a.segments), sum(|a| a.runs)),
         rx_pump_cores: observed.then(|| {
@@ -399,6 +427,22 @@ mod tests {
         let speedup = result.rows[2].speedup.unwrap().median;
         assert!((speedup - 200.0 / 90.0).abs() < 1e-9);
         assert_eq!(result.rows[2].ratio_to_limit, None);
+    }
+
+    #[test]
+    fn the_share_of_the_device_is_beside_a_speed_up_and_below_one() {
+        let (panel, measured) = panel();
+        let mut result = PanelResult::new(&panel, &measured, [None; 2]);
+        // A segment takes 7,240 ns in one round and 14,480 ns in the other, on two cores.
+        assert_eq!(result.add_device(|_| Some(2_172.0)), Ok(()));
+        let shares: Vec<_> = result.rows.iter().map(|row| row.device_share).collect();
+        assert_eq!(shares, [None, None, Some(0.1)]);
+        assert!(result.table().to_string().contains("10 %"));
+        for wrong in [22_000.0, -1.0, f64::NAN] {
+            assert!(result.add_device(|_| Some(wrong)).is_err(), "{wrong}");
+        }
+        assert_eq!(result.add_device(|_| None), Ok(()));
+        assert_eq!(result.rows[2].device_share, None);
     }
 
     #[test]

@@ -162,7 +162,7 @@ pub(super) fn acknowledge(tx: &mut dyn DeviceTx, header: &[u8; HEADERS_LEN], seg
 }
 
 /// Claims acknowledgments in place of those in `frames`.
-pub(super) fn claim_acks(rx: &mut dyn DeviceRx, frames: &mut Vec<Frame>) {
+pub(crate) fn claim_acks(rx: &mut dyn DeviceRx, frames: &mut Vec<Frame>) {
     rx.release(frames);
     // A simulated device cannot be down.
     let _ = rx.claim(RECEIVE_CHUNK, frames);

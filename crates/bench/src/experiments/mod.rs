@@ -1,6 +1,6 @@
 //! Experiments: which rows are compared with each other.
 //!
-//! To add a row, register its variant in [`VARIANTS`](crate::drivers::VARIANTS): experiments choose
+//! To add a row, register its variant in [`VARIANTS`]: experiments choose
 //! rows by name and by the abilities of a variant. To add an experiment, write a file with its
 //! panels beside the others, and name it in [`EXPERIMENTS`]. What does not compare rows fills
 //! its own [`Table`]s.
@@ -34,8 +34,9 @@ pub use parts::play;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::drivers::Row;
 use crate::drivers::samples::Samples;
+use crate::drivers::{Row, VARIANTS};
+use crate::projection::counts;
 use crate::record::{ExperimentResult, PanelResult};
 use crate::slices::{self, Failure, Sampled};
 use crate::table::Table;
@@ -302,7 +303,15 @@ impl Panel {
         let slice = self.workload.slice;
         let measured = slices::measure_until(rows, slice, self.rounds, until, progress)?;
         let after = topology::line_transfer_ns();
-        Ok(PanelResult::new(self, &measured, [before, after]))
+        let mut result = PanelResult::new(self, &measured, [before, after]);
+        let has_peer = |entry: &Entry| VARIANTS.iter().any(|v| core::ptr::eq(v, entry.variant));
+        if self.entries.iter().all(has_peer) {
+            // Where there is no peer without a connection, there is no figure.
+            result.add_device(|workload| {
+                counts::device_ns_per_segment(self.direction, workload).ok()
+            })?;
+        }
+        Ok(result)
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use dominoes_drivers::DeviceRx as _;
 use dominoes_drivers::memory::peer::Role;
+use dominoes_drivers::memory::peer::headers::{self, Ends, flags};
+use dominoes_drivers::{DeviceRx as _, DeviceTx as _, TxFrame};
 use dominoes_netstack::group::ReplicatedWorker;
 use dominoes_netstack::time;
 use dominoes_netstack::variants::Worker as _;
@@ -113,6 +114,46 @@ pub(super) fn device_ns(workload: &Workload, frames: usize) -> Result<f64, Strin
     Ok(median(times.into_iter()))
 }
 
+/// Frames that [`device_ns_per_segment`] claims or sends at a time.
+const AT_ONCE: usize = 32;
+
+/// What the simulated device and peer take of a segment: without any stack.
+///
+/// # Errors
+/// As [`device_ns`].
+pub(crate) fn device_ns_per_segment(
+    direction: Direction,
+    workload: &Workload,
+) -> Result<f64, String> {
+    let mut ns = 0.0;
+    if direction.receives() {
+        ns += device_ns(workload, AT_ONCE)?;
+    }
+    if direction.sends() {
+        ns += device_ns_of_sent(workload)?;
+    }
+    Ok(ns / AT_ONCE as f64)
+}
+
+/// What the simulated peer takes of [`AT_ONCE`] frames of the stack, and of their acknowledgments.
+fn device_ns_of_sent(workload: &Workload) -> Result<f64, String> {
+    const TIMES: usize = 1000;
+    let (device, _peer) = peer::new(Role::FreeReceiver, workload)?;
+    let (mut rx, mut tx) = device.into_halves();
+    let payload = vec![0; workload.segment_bytes];
+    let whole = headers::tcp_frame(&Ends::default(), flags::ACK, u16::MAX, &[], &payload);
+    let frame = TxFrame::new(&whole);
+    let mut acks = Vec::new();
+    let mut times = Vec::new();
+    for _ in 0..TIMES {
+        let begin = Instant::now();
+        tx.transmit(&[frame; AT_ONCE]).map_err(|e| e.to_string())?;
+        limit::claim_acks(&mut rx, &mut acks);
+        times.push(begin.elapsed().as_nanos() as f64);
+    }
+    Ok(median(times.into_iter()))
+}
+
 /// The receive ring of a group with this number of workers.
 pub(crate) fn ring_bytes(workers: usize) -> u32 {
     (RING_FOR_WORKER * workers.max(2)).next_power_of_two() as u32
@@ -160,6 +201,16 @@ fn rates(rows: &mut [Row]) -> Vec<f64> {
 mod tests {
     use super::*;
     use dominoes_proto::log::request::MAX_RUN;
+
+    #[test]
+    fn the_device_takes_some_time_for_every_segment() {
+        let workload = Workload {
+            pool_bytes: 1 << 20,
+            ..Workload::default()
+        };
+        let ns = |direction| device_ns_per_segment(direction, &workload).unwrap();
+        assert!(ns(Direction::Receive) > 0.0 && ns(Direction::Send) > 0.0);
+    }
 
     /// What by-hand runs count does not depend on the machine, and every worker applies everything.
     #[test]

@@ -36,13 +36,14 @@ impl ExperimentResult {
 }
 
 /// Names of the columns of a panel's table.
-const COLUMNS: [&str; 6] = [
+const COLUMNS: [&str; 7] = [
     "variant/cores",
     "Gbit/s",
     "ns/segment",
     "/ single",
     "/ limit",
     "speed-up",
+    "of it device",
 ];
 
 impl PanelResult {
@@ -112,6 +113,8 @@ impl PanelResult {
             some(&row.ratio_to_single),
             some(&row.ratio_to_limit),
             some(&row.speedup),
+            row.device_share
+                .map_or_else(String::new, |share| percent(&[share])),
         ]);
         let seen = row.details();
         if !seen.is_empty() {
