@@ -91,7 +91,7 @@ pub fn cases() -> [Case; 2] {
     ]
 }
 
-/// The costs of both cases, and those of the paper's functions, each by itself.
+/// The costs of both cases and of the paper's functions, each by itself.
 ///
 /// # Errors
 /// If Valgrind is not there or fails, or the sources cannot be read.
@@ -116,7 +116,7 @@ pub(crate) fn count(directory: &Path) -> Result<([Costs; 2], Vec<Cost>), String>
 }
 
 /// The costs of a datagram each way by function of the card's firmware, on one processor. Its case
-/// has so many `units`.
+/// runs `units` of them.
 ///
 /// # Errors
 /// As [`count`].
@@ -167,7 +167,7 @@ pub fn time(case: usize, directory: &Path) -> Result<Times, String> {
 /// Where functions begin, by file.
 struct Sources {
     starts: HashMap<String, Vec<(u64, String)>>,
-    /// The name of a file whose functions are told apart.
+    /// The name of a file, if its functions are listed.
     ours: fn(&str) -> Option<&str>,
 }
 
@@ -180,8 +180,8 @@ impl Default for Sources {
 
 /// The folders of the stack's sources, below `crates`.
 pub(crate) const FOLDERS: [&str; 2] = ["netstack/src/", "netstack/proto/src/"];
-/// The folder of the card's firmware, and its files with handlers: what else is there counts for
-/// the handler that it is inlined into.
+/// The folder of the card's firmware, and its files with handlers. Code of other files there counts
+/// for the handler that it is inlined into.
 const CARD_FOLDER: &str = "drivers/src/nic/";
 const HANDLERS: [&str; 2] = ["firmware.rs", "processor.rs"];
 

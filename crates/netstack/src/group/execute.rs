@@ -136,8 +136,8 @@ pub(crate) enum Step {
     End,
 }
 
-/// A lone request asks for at most so many frames.
-const LONE_FRAMES: u32 = 2;
+/// A lone request asks for at most this many frames.
+pub(crate) const LONE_FRAMES: u32 = 2;
 
 /// No chunk at all.
 const NONE: u64 = u64::MAX;

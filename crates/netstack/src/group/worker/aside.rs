@@ -7,6 +7,7 @@
 //! does not look for more.
 
 use super::ReplicatedWorker;
+use crate::group::execute::LONE_FRAMES;
 use crate::group::{FaultHooks, Primaries};
 use crate::log::request::Request;
 use crate::time::{Duration, Instant};
@@ -15,10 +16,10 @@ use crate::time::{Duration, Instant};
 const QUIET_TURNS: u32 = 16;
 /// How long a worker stays aside after the last claimer has found the device empty.
 const LOOK_AFTER: Duration = Duration::from_micros(20);
-/// A request with more bytes, a batch with more segments or a turn with more frames is load.
+/// A request with more bytes, a batch with more segments or a turn with more than [`LONE_FRAMES`] is
+/// load.
 const LONE_BYTES: u32 = 4096;
 const LONE_SEGMENTS: u8 = 1;
-const LONE_FRAMES: u64 = 2;
 
 /// Whether a worker is quiet: it has no share of the work, and has seen no load.
 #[derive(Default)]
@@ -74,7 +75,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let frames = self.replica.frames().next;
         let quiet = &mut self.quiet;
         let is_quiet = share == quiet.share
-            && frames.wrapping_sub(quiet.frames) <= LONE_FRAMES
+            && frames.wrapping_sub(quiet.frames) <= LONE_FRAMES.into()
             && !core::mem::take(&mut quiet.saw_load)
             && !self.intake.is_busy()
             && self.shared.layout.primaries == Primaries::ByPublisher;
