@@ -1040,6 +1040,21 @@ fn greedy_replicas_take_each_chunk_once() {
     });
 }
 
+/// Catches: a replica that is told that a chunk is not its own, since another one took it on its
+/// behalf at the same moment. Then none would do that chunk's work.
+#[test]
+fn greedy_replicas_have_what_others_take_on_their_behalf() {
+    model(3, || {
+        let greedy = Arc::new(Greedy::new(&[1]));
+        let other = {
+            let greedy = greedy.clone();
+            thread::spawn(move || greedy.is_mine(Work::chunk(0), 1, 2))
+        };
+        assert!(greedy.is_mine(Work::chunk(0), 1, 2));
+        assert!(other.join().unwrap());
+    });
+}
+
 /// A count in two halves, which a torn read would show to differ.
 #[derive(Clone)]
 struct Halves(u64, u64);

@@ -12,8 +12,8 @@ use std::fmt;
 ///
 /// The chunk's number selects its word, which stores the newest chunk taken through it. So asking
 /// again gives the same answer, and a replica that asks so late that the word has a later chunk
-/// gets no: another replica took its chunk long ago. No call waits, since a failed swap is an
-/// answer.
+/// gets no: another replica took its chunk long ago. No call waits: a swap that fails shows who took
+/// the chunk. A replica may also ask on behalf of another one, which then has the chunk.
 ///
 /// # Precondition
 /// Chunks that use the same word, `words` apart, must not be open at the same time: before any
@@ -102,9 +102,12 @@ impl Assignment for Greedy {
         if compare(found, work.chunk).is_ge() {
             return found == mine;
         }
-        // Only takers of this very chunk can intervene, otherwise both chunks would be open.
-        at.compare_exchange(found, mine, Ordering::Relaxed, Ordering::Relaxed)
-            .is_ok()
+        // Only takers of this very chunk can intervene, otherwise both chunks would be open. One of
+        // them may have asked on behalf of `me`.
+        match at.compare_exchange(found, mine, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => true,
+            Err(now) => now == mine,
+        }
     }
 }
 

@@ -411,6 +411,11 @@ impl<T: FaultHooks> Executor<'_, T> {
         frames.build(world, (from, count), self.template, self.stats, before);
         let behind = frame + u64::from(count);
         if let Some(begun) = &mut self.held.frames {
+            debug_assert_eq!(
+                begun.next(),
+                frame,
+                "the frames before it would never be built"
+            );
             begun.done(behind - 1);
         }
         if self.shared.frame_chunk_of(behind) != self.held.frame_chunk {
