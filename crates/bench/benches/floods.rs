@@ -74,7 +74,7 @@ mod run {
     use dominoes_bench::rounds::{self, Reading};
     use dominoes_bench::spread::Spread;
     use dominoes_bench::start;
-    use dominoes_bench::table::{Bar, Bars, Table};
+    use dominoes_bench::table::{Bar, Bars, Table, columns};
     use dominoes_bench::targets::{self, list};
     use dominoes_bench::topology;
     use serde::Serialize;
@@ -517,15 +517,7 @@ mod run {
              second of processor time",
             scenario.name()
         );
-        let columns = [
-            "server",
-            "client",
-            "without",
-            "during",
-            "share",
-            "back",
-            "share/Linux's",
-        ];
+        let columns = columns("server | client | without | during | share | back | share/Linux's");
         let mut table = Table::new(title, &columns);
         let mut bars = Bars {
             heading: format!("{}: what clients keep of their rate", scenario.name()),

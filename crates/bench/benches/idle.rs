@@ -19,7 +19,7 @@ use dominoes_bench::report::Run;
 use dominoes_bench::rounds::{self, Reading};
 use dominoes_bench::spread::Spread;
 use dominoes_bench::start;
-use dominoes_bench::table::{Bar, Bars, Limit, Table};
+use dominoes_bench::table::{Bar, Bars, Limit, Table, columns};
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::config::Keepalive;
 use dominoes_netstack::time;
@@ -207,17 +207,8 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
         "{} connections, {} s each; wake-up in us, {} samples",
         options.connections, options.seconds, options.samples
     );
-    let columns = [
-        "variant",
-        "keepalive",
-        "% of core",
-        "parks/s",
-        "answer",
-        "p50",
-        "p90",
-        "p99",
-        "most",
-    ];
+    let columns =
+        columns("variant | keepalive | % of core | parks/s | answer | p50 | p90 | p99 | most");
     let mut table = Table::new(title, &columns);
     let mut bars = Bars {
         heading: "time to wake up and answer: median and quartiles".to_owned(),

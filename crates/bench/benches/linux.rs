@@ -86,7 +86,7 @@ mod run {
     use dominoes_bench::rounds::{self, Reading};
     use dominoes_bench::spread::Spread;
     use dominoes_bench::start;
-    use dominoes_bench::table::{Bar, Bars, Table};
+    use dominoes_bench::table::{Bar, Bars, Table, columns};
     use dominoes_bench::targets::{self, list};
     use dominoes_bench::topology::Distance;
     use std::process::ExitCode;
@@ -407,16 +407,8 @@ mod run {
             options.seeds,
             options.millis
         );
-        let columns = [
-            "loss %",
-            "way",
-            "ours",
-            "Linux",
-            "ratio",
-            "our frames",
-            "lost",
-            "overflowed",
-        ];
+        let columns =
+            columns("loss % | way | ours | Linux | ratio | our frames | lost | overflowed");
         let mut table = Table::new(title, &columns);
         let mut bars = Bars {
             heading: "over a bad wire".to_owned(),

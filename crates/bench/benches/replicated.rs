@@ -20,7 +20,7 @@ use dominoes_bench::{
     rounds::{self, Reading},
     spread::Spread,
     start,
-    table::{Bar, Bars, Limit, Table},
+    table::{Bar, Bars, Limit, Table, columns},
     topology::{self, Distance},
 };
 use lexopt::prelude::*;
@@ -518,16 +518,7 @@ fn tables(rows: &[Row], keys: usize) -> Vec<Table> {
 fn projection(rows: &[Row]) -> Option<Table> {
     let cores = [2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
     let title = "dominoes, per core: million operations per second, projected from one and two";
-    let columns = [
-        "keys, writes",
-        "2 cores",
-        "4",
-        "8",
-        "16",
-        "32",
-        "64 cores",
-        "near, ns a write",
-    ];
+    let columns = columns("keys, writes | 2 cores | 4 | 8 | 16 | 32 | 64 cores | near, ns a write");
     let mut table = Table::new(title.to_owned(), &columns);
     for keys in Keys::ALL {
         // The time of an operation of each core, in microseconds.

@@ -31,7 +31,7 @@ mod run {
     use dominoes_bench::report::Run;
     use dominoes_bench::rounds::{self, Reading};
     use dominoes_bench::spread::Spread;
-    use dominoes_bench::table::{Bar, Bars, Limit, Table};
+    use dominoes_bench::table::{Bar, Bars, Limit, Table, columns};
     use dominoes_bench::{start, targets};
     use dominoes_drivers::Device;
     use dominoes_drivers::tap::Tap;
@@ -256,17 +256,10 @@ mod run {
             "Gbit/s, medians [quartiles] of {} rounds of {} ms; CPU s/GB of the machine",
             options.rounds, options.millis
         );
-        let columns = [
-            "stack",
-            "1 receives",
-            "CPU",
-            "1 sends",
-            "CPU",
-            "100 receive",
-            "CPU",
-            "100 send",
-            "CPU",
-        ];
+        let columns = columns(
+            "stack | 1 receives | CPU | 1 sends | CPU | 100 receive | CPU | 100 send \
+             | CPU",
+        );
         let mut table = Table::new(title, &columns);
         let of = |row: usize, value: &dyn Fn(&[Cell; 4]) -> f64| -> Vec<Reading<f64>> {
             let each = readings[row].iter();

@@ -148,7 +148,7 @@ fn cipher(_: &Workload) -> Result<Box<dyn UnitProcessor>, String> {
 
 /// For some words that are found in every segment, and some that hardly ever are.
 #[cfg(feature = "report")]
-fn search(workload: &Workload) -> Result<Search, String> {
+pub(crate) fn search(workload: &Workload) -> Result<Search, String> {
     let payload = workload.payload();
     let mut needles: Vec<Vec<u8>> = payload.chunks_exact(8).step_by(40).map(Vec::from).collect();
     needles.extend(workload::bytes(!workload.seed, 64).chunks(8).map(Vec::from));

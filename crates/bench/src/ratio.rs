@@ -93,6 +93,20 @@ impl Target {
     }
 }
 
+/// Targets, a line each: a name that is passed to a function, two rows with their cores, and the
+/// least value.
+macro_rules! ratios {
+    ($name:expr; $($what:literal: $a:literal $m:literal / $b:literal $n:literal, $least:expr;)*) => {
+        vec![$($crate::ratio::Target::of(
+            $name($what),
+            $crate::ratio::row($a, $m),
+            $crate::ratio::row($b, $n),
+            $least,
+        ),)*]
+    };
+}
+pub(crate) use ratios;
+
 /// The result for a [`Target`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RatioLine {

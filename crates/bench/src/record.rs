@@ -318,7 +318,7 @@ fn result_row(
         device_share: None,
         waited_share_max: waited.fold(0.0, f64::max),
         segments_per_run: over(sum(|a| a.segments), sum(|a| a.runs)),
-        rx_pump_cores: observed.then(|| {
+        rx_pump_cores: (sum(|a| a.rx_pump_ns) > 0.0).then(|| {
             accounts
                 .iter()
                 .map(|a| share(a.rx_pump_ns, a.observed_ns as f64))

@@ -16,7 +16,7 @@ use crate::namespaces::{Namespace, Outcome, Process, machine_nanos};
 use crate::paper::Measure;
 use crate::rounds::{self, Reading};
 use crate::spread::Spread;
-use crate::table::Table;
+use crate::table::{Table, columns};
 
 /// First argument of the process that sends; the second is the number of seconds.
 const INNER: &str = "--flood";
@@ -193,13 +193,7 @@ pub fn measure(
     };
     let arrived = |router| of(router, |rates| rates.arrived);
     let title = format!("packets of {SIZE} bytes through a router, from one sender");
-    let columns = [
-        "router",
-        "1000/s",
-        "/ Linux",
-        "sent, 1000/s",
-        "CPU s/million",
-    ];
+    let columns = columns("router | 1000/s | / Linux | sent, 1000/s | CPU s/million");
     let mut table = Table::new(title, &columns);
     let measure = |table: &mut Table, name: String, readings: &[Reading<f64>]| {
         let (values, left_out) = rounds::kept(readings);

@@ -183,6 +183,11 @@ impl Bar {
     }
 }
 
+/// The names of columns, which are separated by bars.
+pub fn columns(names: &'static str) -> Vec<&'static str> {
+    names.split('|').map(str::trim).collect()
+}
+
 impl Table {
     /// Without rows.
     pub fn new(title: impl Into<String>, columns: &[&'static str]) -> Table {

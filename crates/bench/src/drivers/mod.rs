@@ -18,6 +18,8 @@ pub mod replicated;
 #[cfg(feature = "report")]
 pub(crate) mod samples;
 #[cfg(feature = "report")]
+pub(crate) mod searched;
+#[cfg(feature = "report")]
 pub(crate) mod shares;
 pub mod single;
 pub mod smoltcp;

@@ -36,6 +36,8 @@ pub(crate) struct WorkerDriver<W, A> {
     app: Option<A>,
     /// Adds the counters of this kind of worker to its account.
     more: fn(&W, &mut Account),
+    /// Turns while it is observed.
+    observed: Option<Account>,
 }
 
 impl<W: Worker, A: Application> WorkerDriver<W, A> {
@@ -44,7 +46,22 @@ impl<W: Worker, A: Application> WorkerDriver<W, A> {
             worker,
             app,
             more: |_, _| (),
+            observed: None,
         }
+    }
+
+    /// A turn between two looks at the clock.
+    #[cold]
+    fn observed_turn(&mut self, now: Instant) -> usize {
+        let begin = std::time::Instant::now();
+        let done = self.worker.turn(now) + self.app_turn();
+        if let Some(seen) = &mut self.observed {
+            let ns = begin.elapsed().as_nanos() as u64;
+            seen.observed_ns += ns;
+            seen.turns += 1;
+            seen.idle_ns += if done == 0 { ns } else { 0 };
+        }
+        done
     }
 
     /// Returns whether the application had anything to do.
@@ -97,7 +114,14 @@ pub(super) fn check<A: Application>(worker: &impl Worker) -> Result<(), String> 
 impl<W: Worker, A: Application> Driver for WorkerDriver<W, A> {
     #[inline]
     fn turn(&mut self, now: Instant) -> usize {
-        self.worker.turn(now) + self.app_turn()
+        match self.observed {
+            None => self.worker.turn(now) + self.app_turn(),
+            Some(_) => self.observed_turn(now),
+        }
+    }
+
+    fn observe(&mut self, on: bool) {
+        self.observed = on.then(Account::default);
     }
 
     fn bytes(&self) -> u64 {
@@ -122,7 +146,7 @@ impl<W: Worker, A: Application> Driver for WorkerDriver<W, A> {
             lock_wait_ns: stats.lock.waited_ns,
             lock_acquired: stats.lock.acquisitions,
             misordered: stats.lock.misordered,
-            ..Account::default()
+            ..self.observed.unwrap_or_default()
         };
         (self.more)(&self.worker, &mut account);
         account
@@ -144,5 +168,28 @@ impl<W: Worker, A: Application> Driver for WorkerDriver<W, A> {
     fn check(&self) -> Result<(), String> {
         self.app.as_ref().map_or(Ok(()), A::check)?;
         check::<A>(&self.worker)
+    }
+}
+
+#[cfg(all(test, feature = "report"))]
+mod tests {
+    use crate::drivers::{Direction, pipelined};
+    use crate::workload::Workload;
+
+    #[test]
+    fn an_observed_worker_counts_its_turns_and_the_idle_ones_among_them() {
+        let workload = Workload {
+            pool_bytes: 1 << 20,
+            ..Workload::default()
+        };
+        let mut row = pipelined::row(Direction::Receive, &workload, 2).unwrap();
+        for on in [true, false] {
+            row.drivers.iter_mut().for_each(|driver| driver.observe(on));
+            row.move_until(row.bytes() + (1 << 20)).unwrap();
+            for seen in row.drivers.iter().map(|driver| driver.account()) {
+                assert_eq!((seen.turns > 0, seen.observed_ns > 0), (on, on));
+                assert!(seen.idle_ns <= seen.observed_ns);
+            }
+        }
     }
 }

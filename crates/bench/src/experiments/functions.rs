@@ -15,7 +15,7 @@ use crate::instructions::functions::{self, Cost, Costs, Times};
 use crate::lineup::Wanted;
 use crate::paper::Measure;
 use crate::spread::Spread;
-use crate::table::Table;
+use crate::table::{Table, columns};
 use crate::targets;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -153,16 +153,8 @@ fn estimate(costs: &[(usize, f64)]) -> f64 {
 /// How often each direction is sampled for times.
 const ROUNDS: usize = 5;
 
-const COLUMNS: [&str; 8] = [
-    "component",
-    "function",
-    "instructions",
-    "data reads",
-    "data writes",
-    "share %",
-    "ns",
-    "share of ns %",
-];
+const COLUMNS: &str = "component | function | instructions | data reads | data writes | share % | ns | \
+     share of ns %";
 
 fn tables(_: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Table>, String> {
     progress(0, 1 + ROUNDS);
@@ -171,7 +163,7 @@ fn tables(_: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Tabl
     let (counted, apart) = match counted {
         Ok(counted) => counted,
         Err(why) => {
-            let mut table = Table::new("a segment of 1412 bytes on one core", &COLUMNS);
+            let mut table = Table::new("a segment of 1412 bytes on one core", &columns(COLUMNS));
             table.note(format!("skipped: {why}"));
             return Ok(vec![table]);
         }
@@ -198,7 +190,7 @@ fn tables(_: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Tabl
 fn functions_apart(costs: &[Cost]) -> Table {
     let mut table = Table::new(
         "the paper's functions, each called by itself for a segment of 1412 bytes",
-        &COLUMNS[..5],
+        &columns(COLUMNS)[..5],
     );
     for (function, cost) in APART.iter().zip(costs) {
         table.row(vec![
@@ -356,7 +348,7 @@ fn table(path: &Path, costs: &Costs, times: Result<&[Times], &str>) -> Table {
     };
     let mut table = Table::new(
         format!("{name}: a segment of 1412 bytes on one core, software checksums"),
-        &COLUMNS,
+        &columns(COLUMNS),
     );
     let names = functions.iter().map(|it| (it.component, it.name)).chain([
         (

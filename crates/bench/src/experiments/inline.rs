@@ -1,9 +1,9 @@
 //! Payload that is processed in transit: searched, decrypted, encrypted.
 
 use super::Experiment;
-use crate::drivers::Direction;
+use crate::drivers::{Direction, searched};
 use crate::lineup::{Panel, Wanted};
-use crate::ratio::{Target, case};
+use crate::ratio::{Target, case, row};
 use crate::workload::{Processing, Workload};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -62,7 +62,23 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
         }
         panel.targets(wanted, targets)
     };
-    [(Direction::Receive, "receive"), (Direction::Send, "send")]
-        .map(one)
-        .into()
+    let both = [(Direction::Receive, "receive"), (Direction::Send, "send")].map(one);
+    both.into_iter().chain([datagrams(wanted)]).collect()
+}
+
+/// Datagrams that any worker searches.
+fn datagrams(wanted: &Wanted) -> Panel {
+    let (direction, processing) = (Direction::Receive, Processing::Search);
+    let workload = Workload {
+        processing,
+        ..wanted.base
+    };
+    let mut panel = wanted.panel("datagrams, search", direction, workload);
+    panel.entries = wanted.entries_of(searched::VARIANTS, direction, &["*"], "", workload);
+    let of = |what: &str, other| {
+        let what = format!("datagrams with search, 2 replicas / {what}");
+        Target::of(what, row("replicated", 2), other, None)
+    };
+    let targets = vec![of("single", row("single", 1)), of("limit", row("limit", 2))];
+    panel.targets(wanted, targets)
 }

@@ -9,7 +9,7 @@ use crate::drivers::joining::{self, JoinSample, PERIOD_NS, SLICE_NS};
 use crate::lineup::Wanted;
 use crate::record::text::{conditions, known};
 use crate::spread::Spread;
-use crate::table::{Bar, Bars, Table};
+use crate::table::{Bar, Bars, Table, columns};
 use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -26,17 +26,8 @@ const JOINS: usize = 12;
 /// A slice holds many joins, so that few of them are cut by its end.
 const SLICE: Duration = Duration::from_secs(2);
 
-const COLUMNS: [&str; 9] = [
-    "row",
-    "joins",
-    "Gbit/s before",
-    "worst slice / before",
-    "at least",
-    "below 80 %, ms",
-    "at most",
-    "joining took, ms",
-    "at most",
-];
+const COLUMNS: &str = "row | joins | Gbit/s before | worst slice / before | at least | below 80 %, ms | \
+     at most | joining took, ms | at most";
 
 /// One connection on the largest number of cores that was asked for, receiving and sending.
 fn table(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Table>, String> {
@@ -46,7 +37,7 @@ fn table(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<
     };
     let [period, slice] = [PERIOD_NS, SLICE_NS].map(|ns| ns / 1_000_000);
     let title = "what an application gets while a replica leaves and joins again";
-    let mut table = Table::new(title, &COLUMNS);
+    let mut table = Table::new(title, &columns(COLUMNS));
     table.conditions = vec![
         conditions(&workload),
         format!("a join every {period} ms; a slice is {slice} ms"),

@@ -12,7 +12,7 @@ use crate::lineup::Wanted;
 use crate::paper::Measure;
 use crate::rounds::{self, Reading};
 use crate::spread::Spread;
-use crate::table::{Lines, Table};
+use crate::table::{Lines, Table, columns};
 use crate::topology::Distance;
 
 pub(super) const LATENCY: Experiment = Experiment {
@@ -91,15 +91,7 @@ fn latency(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Ve
     })?;
     let mut table = Table::new(
         "one byte each way over a pair of devices in memory, microseconds; both ends poll, near cores",
-        &[
-            "server",
-            "cores",
-            "p50",
-            "p90",
-            "p99",
-            "p50 / single",
-            "rounds",
-        ],
+        &columns("server | cores | p50 | p90 | p99 | p50 / single | rounds"),
     );
     let single = measured.iter().find(|(server, _)| server.name == "single");
     let single = single.and_then(|(_, readings)| {

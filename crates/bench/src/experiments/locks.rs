@@ -9,7 +9,7 @@ use crate::ratio::{Target, row};
 use crate::record::text::known;
 use crate::record::{PanelResult, ResultRow};
 use crate::spread::Spread;
-use crate::table::{Lines, Table};
+use crate::table::{Lines, Table, columns};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "locks",
@@ -160,15 +160,10 @@ fn findings(panels: &[PanelResult]) -> Table {
 fn misordering(panel: &PanelResult) -> Table {
     let mut table = Table::new(
         "percent of segments out of order at TCP, receive (published: 4 KB packets, 100 MHz R4400)",
-        &[
-            "workers",
-            "mutex",
-            "published",
-            "MCS",
-            "published",
-            "waits, mutex %",
-            "waits, MCS %",
-        ],
+        &columns(
+            "workers | mutex | published | MCS | published | waits, mutex % | waits, \
+             MCS %",
+        ),
     );
     let find = |name: &str, workers: usize| -> Option<&ResultRow> {
         let mut rows = panel.rows.iter();

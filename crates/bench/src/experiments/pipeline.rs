@@ -26,7 +26,7 @@ use crate::paper::Measure;
 use crate::ratio::{Target, case};
 use crate::record::PanelResult;
 use crate::spread::Spread;
-use crate::table::{Lines, Table};
+use crate::table::{Lines, Table, columns};
 use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -112,15 +112,10 @@ fn on_threads(
 ) -> Result<Table, String> {
     let mut table = Table::new(
         format!("{what}: on threads, and by the formula"),
-        &[
-            "threads",
-            "case",
-            "ns a segment",
-            "quartiles",
-            "formula",
-            "measured / formula",
-            "idle %",
-        ],
+        &columns(
+            "threads | case | ns a segment | quartiles | formula | measured / formula \
+             | idle %",
+        ),
     );
     for row in panel.rows.iter().filter(|row| row.variant == "pipelined") {
         let costs = costs(direction, &row.workload, (1, 1), slice)?;
@@ -249,17 +244,10 @@ fn by_stages(
         format!(
             "{what}: a core for each stage, projected from busy times; single {alone:.0} ns a segment"
         ),
-        &[
-            "data stages",
-            "connections",
-            "interface ns",
-            "data ns",
-            "protocol ns",
-            "Gbit/s",
-            "/ single",
-            "protocol idle %",
-            "bound by",
-        ],
+        &columns(
+            "data stages | connections | interface ns | data ns | protocol ns | \
+             Gbit/s | / single | protocol idle % | bound by",
+        ),
     );
     let mut pays_from = None;
     let mut last = Vec::new();
@@ -363,12 +351,7 @@ fn by_window(
     let bits = wanted.base.segment_bytes as f64 * 8.0;
     let mut table = Table::new(
         format!("{what}: one connection, {BESIDE_WINDOWS} data stages, by window"),
-        &[
-            "window KB",
-            "Gbit/s, projected",
-            "bound by",
-            "Gbit/s, single",
-        ],
+        &columns("window KB | Gbit/s, projected | bound by | Gbit/s, single"),
     );
     let mut rates = Vec::new();
     for window in WINDOWS {

@@ -9,7 +9,7 @@ use crate::drivers::stall::{STALL, StallLog, StallSample};
 use crate::lineup::Wanted;
 use crate::record::text::{conditions, known};
 use crate::spread::Spread;
-use crate::table::{Bar, Bars, Table};
+use crate::table::{Bar, Bars, Table, columns};
 use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -29,17 +29,8 @@ const SLICE: Duration = Duration::from_secs(2);
 /// The least capacity of the log: 100 ms in runs of 8 full segments at 40 Gbit/s.
 const LOG: usize = 1 << 16;
 
-const COLUMNS: [&str; 9] = [
-    "row",
-    "stalls",
-    "ms",
-    "Gbit/s meanwhile",
-    "longest wait, ms",
-    "at most",
-    "requests behind at the end",
-    "at most",
-    "sent again",
-];
+const COLUMNS: &str = "row | stalls | ms | Gbit/s meanwhile | longest wait, ms | at most | requests \
+     behind at the end | at most | sent again";
 
 /// One connection on the largest requested number of cores, receiving and sending.
 fn table(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Table>, String> {
@@ -49,7 +40,7 @@ fn table(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<
         ..wanted.base
     };
     let title = "what an application gets while a replica stands still";
-    let mut table = Table::new(title, &COLUMNS);
+    let mut table = Table::new(title, &columns(COLUMNS));
     table.conditions.push(conditions(&workload));
     let mut bars = Bars {
         heading: format!(

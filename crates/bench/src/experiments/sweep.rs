@@ -3,7 +3,7 @@
 
 use crate::drivers::Direction;
 use crate::lineup::{Panel, Wanted};
-use crate::ratio::{Target, row};
+use crate::ratio::{Target, ratios, row};
 use crate::workload::Workload;
 
 /// The panels, the first with `targets`.
@@ -56,9 +56,9 @@ pub(super) struct Goals {
 pub(super) fn targets(what: &str, goals: &Goals) -> Vec<Target> {
     let (ours, single) = (|| row("replicated", 2), || row("single", 1));
     let limit = |cores| row("limit", cores);
-    let (one, smoltcp) = (|| row("replicated", 1), || row("smoltcp", 1));
+    let one = || row("replicated", 1);
     let on_two = |than: &str| format!("{what} on 2 cores{than}");
-    vec![
+    let mut targets = vec![
         Target::of_ratios(
             on_two(", speed-up over single / that of limit"),
             [ours(), single()],
@@ -71,52 +71,33 @@ pub(super) fn targets(what: &str, goals: &Goals) -> Vec<Target> {
             [limit(2), limit(1)],
             0.9,
         ),
-        Target::of(on_two(" / limit"), ours(), limit(2), 0.8),
-        Target::of(on_two(" / single"), ours(), single(), goals.single),
-        Target::of(
-            on_two(" / the better locked"),
-            ours(),
-            row("locked*", 2),
-            goals.lock,
-        ),
-        Target::of(on_two(" / smoltcp"), ours(), smoltcp(), goals.smoltcp),
-        Target::of(
-            format!("{what}, single / smoltcp"),
-            single(),
-            smoltcp(),
-            1.4,
-        ),
-        Target::of(
-            format!("{what}, one replica / single"),
-            one(),
-            single(),
-            None,
-        ),
-        Target::of("limit, 2 cores / 1 core", limit(2), limit(1), None),
-    ]
+    ];
+    targets.extend(ratios! {
+        on_two;
+        " / limit": "replicated" 2 / "limit" 2, 0.8;
+        " / single": "replicated" 2 / "single" 1, goals.single;
+        " / the better locked": "replicated" 2 / "locked*" 2, goals.lock;
+        " / smoltcp": "replicated" 2 / "smoltcp" 1, goals.smoltcp;
+    });
+    targets.extend(ratios! {
+        |than: &str| format!("{what}, {than}");
+        "single / smoltcp": "single" 1 / "smoltcp" 1, 1.4;
+        "one replica / single": "replicated" 1 / "single" 1, None;
+    });
+    targets.extend(ratios! {
+        str::to_owned;
+        "limit, 2 cores / 1 core": "limit" 2 / "limit" 1, None;
+    });
+    targets
 }
 
 fn side_targets(segment: usize) -> Vec<Target> {
     let what = |what: &str| format!("{segment}-byte segments, {what}");
-    vec![
-        Target::of(
-            what("2 replicas / single"),
-            row("replicated", 2),
-            row("single", 1),
-            None,
-        ),
-        Target::of(
-            what("2 replicas / limit"),
-            row("replicated", 2),
-            row("limit", 2),
-            None,
-        ),
+    ratios! {
+        what;
+        "2 replicas / single": "replicated" 2 / "single" 1, None;
+        "2 replicas / limit": "replicated" 2 / "limit" 2, None;
         // A group that may leave its second replica idle.
-        Target::of(
-            what("the group's own choice / single"),
-            row("replicated-auto", 2),
-            row("single", 1),
-            None,
-        ),
-    ]
+        "the group's own choice / single": "replicated-auto" 2 / "single" 1, None;
+    }
 }

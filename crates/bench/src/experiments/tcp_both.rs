@@ -3,7 +3,7 @@
 use super::Experiment;
 use crate::drivers::Direction;
 use crate::lineup::{Panel, Wanted};
-use crate::ratio::{Target, row};
+use crate::ratio::ratios;
 use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -21,29 +21,13 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
         };
         let what = |what: &str| format!("both ways, {segment_bytes}-byte segments, {what}");
         let panel = wanted.panel(segment_bytes.to_string(), Direction::Both, workload);
-        panel.rows(wanted, &["*"]).targets(
-            wanted,
-            vec![
-                Target::of(
-                    what("2 replicas / single"),
-                    row("replicated", 2),
-                    row("single", 1),
-                    None,
-                ),
-                Target::of(
-                    what("2 replicas / limit"),
-                    row("replicated", 2),
-                    row("limit", 2),
-                    None,
-                ),
-                Target::of(
-                    what("single / smoltcp"),
-                    row("single", 1),
-                    row("smoltcp", 1),
-                    None,
-                ),
-            ],
-        )
+        let targets = ratios! {
+            what;
+            "2 replicas / single": "replicated" 2 / "single" 1, None;
+            "2 replicas / limit": "replicated" 2 / "limit" 2, None;
+            "single / smoltcp": "single" 1 / "smoltcp" 1, None;
+        };
+        panel.rows(wanted, &["*"]).targets(wanted, targets)
     };
     // The largest and the smallest say it all.
     let mut sizes = wanted.segments.clone();

@@ -3,7 +3,7 @@
 use super::Experiment;
 use crate::drivers::{Direction, tls};
 use crate::lineup::{Panel, Wanted};
-use crate::ratio::{Target, row};
+use crate::ratio::{Target, ratios};
 use crate::workload::{Processing, Workload};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -46,54 +46,18 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
 }
 
 fn targets(what: &str, cipher: &str) -> Vec<Target> {
-    let (ours, one) = (|| row("replicated", 2), || row("replicated", 1));
-    let limit = |cores| row("limit", cores);
     let name = |compared: &str| format!("{what}, {cipher}: {compared}");
-    vec![
-        Target::of(name("2 workers / 1"), ours(), one(), 1.75),
-        Target::of(
-            name("2 workers / rustls over smoltcp"),
-            ours(),
-            row("smoltcp", 1),
-            3.0,
-        ),
-        Target::of(
-            name("2 workers / cipher and copies on 2 cores"),
-            ours(),
-            limit(2),
-            0.85,
-        ),
+    ratios! {
+        name;
+        "2 workers / 1": "replicated" 2 / "replicated" 1, 1.75;
+        "2 workers / rustls over smoltcp": "replicated" 2 / "smoltcp" 1, 3.0;
+        "2 workers / cipher and copies on 2 cores": "replicated" 2 / "limit" 2, 0.85;
         // At most 5 % more time.
-        Target::of(
-            name("1 worker / rustls on single"),
-            one(),
-            row("rustls", 1),
-            1.0 / 1.05,
-        ),
-        Target::of(
-            name("single / rustls on single"),
-            row("single", 1),
-            row("rustls", 1),
-            None,
-        ),
-        Target::of(
-            name("2 workers / rustls on single"),
-            ours(),
-            row("rustls", 1),
-            None,
-        ),
-        Target::of(name("limit, 2 cores / 1 core"), limit(2), limit(1), None),
-        Target::of(
-            name("cipher alone, 2 cores / 1 core"),
-            row("cipher", 2),
-            row("cipher", 1),
-            None,
-        ),
-        Target::of(
-            name("2 workers / cipher alone on 2 cores"),
-            ours(),
-            row("cipher", 2),
-            None,
-        ),
-    ]
+        "1 worker / rustls on single": "replicated" 1 / "rustls" 1, 1.0 / 1.05;
+        "single / rustls on single": "single" 1 / "rustls" 1, None;
+        "2 workers / rustls on single": "replicated" 2 / "rustls" 1, None;
+        "limit, 2 cores / 1 core": "limit" 2 / "limit" 1, None;
+        "cipher alone, 2 cores / 1 core": "cipher" 2 / "cipher" 1, None;
+        "2 workers / cipher alone on 2 cores": "replicated" 2 / "cipher" 2, None;
+    }
 }

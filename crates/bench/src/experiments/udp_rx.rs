@@ -3,7 +3,7 @@
 use super::Experiment;
 use crate::drivers::{Direction, udp};
 use crate::lineup::{Panel, Wanted};
-use crate::ratio::{Target, row};
+use crate::ratio::{Target, ratios, row};
 use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -36,30 +36,22 @@ pub(super) fn sweep(wanted: &Wanted, direction: Direction) -> Vec<Panel> {
 }
 
 fn targets() -> Vec<Target> {
-    let (ours, single) = (|| row("replicated", 2), || row("single", 1));
-    let limit = |cores| row("limit", cores);
-    vec![
+    let mut all = ratios! {
+        str::to_owned;
+        "on 2 cores / single": "replicated" 2 / "single" 1, None;
+        "on 2 cores / limit": "replicated" 2 / "limit" 2, None;
+        "on 2 cores / the better lock": "replicated" 2 / "locked*" 2, None;
+        "one replica / single": "replicated" 1 / "single" 1, None;
+        "limit, 2 cores / 1 core": "limit" 2 / "limit" 1, None;
+    };
+    all.insert(
+        0,
         Target::of_ratios(
             "on 2 cores, speed-up over single / that of limit",
-            [ours(), single()],
-            [limit(2), limit(1)],
+            [row("replicated", 2), row("single", 1)],
+            [row("limit", 2), row("limit", 1)],
             None,
         ),
-        Target::of("on 2 cores / single", ours(), single(), None),
-        Target::of("on 2 cores / limit", ours(), limit(2), None),
-        Target::of(
-            "on 2 cores / the better lock",
-            ours(),
-            row("locked*", 2),
-            None,
-        ),
-        Target::of(
-            "the better lock, 2 cores / single",
-            row("locked*", 2),
-            single(),
-            None,
-        ),
-        Target::of("one replica / single", row("replicated", 1), single(), None),
-        Target::of("limit, 2 cores / 1 core", limit(2), limit(1), None),
-    ]
+    );
+    all
 }

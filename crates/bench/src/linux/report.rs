@@ -1,7 +1,7 @@
 //! Medians with their spread, ours beside Linux's.
 
 use dominoes_bench::spread::Spread;
-use dominoes_bench::table::{Bar, Table};
+use dominoes_bench::table::{Bar, Table, columns};
 use dominoes_bench::topology::Distance;
 
 use super::fixture::Both;
@@ -58,22 +58,11 @@ pub(crate) fn table(device: Device, frames: Frames) -> Table {
         device.name(),
         frames.name()
     );
-    let columns = [
-        "way",
-        "cores",
-        "rounds",
-        "ours Gbit/s",
-        "Linux Gbit/s",
-        "ratio",
-        "ours CPU",
-        "Linux CPU",
-        "ratio",
-        "whole machine's",
-        "our end/Linux's",
-        "pumps %",
-        "frames a call, in",
-        "out",
-    ];
+    let columns = columns(
+        "way | cores | rounds | ours Gbit/s | Linux Gbit/s | ratio | ours CPU | Linux \
+         CPU | ratio | whole machine's | our end/Linux's | pumps % | frames a call, \
+         in | out",
+    );
     Table::new(title, &columns)
 }
 

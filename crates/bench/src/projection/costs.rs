@@ -7,6 +7,7 @@
 
 use std::time::{Duration, Instant};
 
+use dominoes_netstack::framed::MAX_UNIT;
 use dominoes_netstack::group::{Layout, ReplicatedGroup, ReplicatedWorker};
 use dominoes_netstack::time;
 use dominoes_netstack::variants::Worker as _;
@@ -310,9 +311,16 @@ fn replicated_costs(many: &Steps, few: &Steps, sends: bool) -> Replicated {
     }
 }
 
-/// The same with few segments at a time.
-fn small(workload: &Workload) -> Workload {
-    let bytes = (SMALL * workload.segment_bytes).next_power_of_two();
+/// The same with few segments at a time, but with room for the units that a stream has to take.
+pub(super) fn small(workload: &Workload) -> Workload {
+    let units = if workload.processes() {
+        2 * MAX_UNIT
+    } else {
+        0
+    };
+    let bytes = (SMALL * workload.segment_bytes)
+        .next_power_of_two()
+        .max(units);
     Workload {
         ring_bytes: bytes as u32,
         ..*workload

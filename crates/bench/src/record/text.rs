@@ -3,7 +3,7 @@
 use super::{ExperimentResult, PanelResult, ResultRow, Spread};
 use crate::paper::Measure;
 use crate::ratio::label;
-use crate::table::{Bar, Bars, Table};
+use crate::table::{Bar, Bars, Table, columns};
 use crate::workload::Workload;
 
 /// The text that a bench prints.
@@ -36,15 +36,8 @@ impl ExperimentResult {
 }
 
 /// Names of the columns of a panel's table.
-const COLUMNS: [&str; 7] = [
-    "variant/cores",
-    "Gbit/s",
-    "ns/segment",
-    "/ single",
-    "/ limit",
-    "speed-up",
-    "of it device",
-];
+const COLUMNS: &str = "variant/cores | Gbit/s | ns/segment | / single | / limit | speed-up | of it \
+     device";
 
 impl PanelResult {
     /// The rows with their ratios and their picture.
@@ -60,7 +53,7 @@ impl PanelResult {
         } else if self.rows.is_empty() {
             table.note("no row to be measured");
         } else {
-            table.columns = COLUMNS.to_vec();
+            table.columns = columns(COLUMNS);
             table.conditions = vec![conditions(&self.workload), self.course()];
             self.rows.iter().for_each(|row| self.add(&mut table, row));
             table.bars(self.bars());
@@ -178,9 +171,11 @@ impl ResultRow {
                     "a frame holds the device {claim:.0} ns and the pump {publish:.0} ns"
                 ));
             }
-            seen.push(format!("idle {}", percent(&self.idle_share)));
             let lag = list(&self.lag_requests, |lag| format!("{lag:.1}"));
             seen.push(format!("lag {lag}, log full {}", self.log_full));
+        }
+        if !self.idle_share.is_empty() {
+            seen.push(format!("idle {}", percent(&self.idle_share)));
         }
         if self.primary_share.len() > 1 {
             seen.push(format!("primary of {}", percent(&self.primary_share)));

@@ -26,6 +26,12 @@ pub(super) struct StoredSection {
     pub measures: Measures,
 }
 
+impl StoredSection {
+    fn is_within(&self, measures: &Measures) -> bool {
+        self.measures.keys().all(|name| measures.contains_key(name))
+    }
+}
+
 /// The root README's figures of `scalability`: the words before each, its section, and its measure.
 const HEADLINES: [(&str, &str, &str); 8] = [
     ("| receive |", "tcp-rx", "receive on 2 cores / single, near"),
@@ -55,7 +61,8 @@ pub const FIELD_VALUES: [&str; 4] = ["Linux", "one", "auto", "auto / Linux"];
 
 impl Stored {
     /// Adds its sections to the file at `path`, if there is one. Where the file has a section from
-    /// the same sources, this replaces the measures that were measured again.
+    /// the same sources, this replaces the measures that were measured again; also in `field`, some
+    /// of whose rows may be measured alone, and then both commits are named.
     pub(super) fn add_to(self, path: &Path) -> Result<(), String> {
         let mut all = match fs::read(path) {
             Ok(text) => serde_json::from_slice(&text)
@@ -65,6 +72,14 @@ impl Stored {
         for (name, section) in self.sections {
             match all.sections.get_mut(&name) {
                 Some(old) if old.machine.commit == section.machine.commit => {
+                    old.measures.extend(section.measures);
+                }
+                Some(old) if name == "field" && !old.is_within(&section.measures) => {
+                    let [was, is] = [&old.machine.commit, &section.machine.commit]
+                        .map(|commit| commit.clone().unwrap_or_default());
+                    if !was.ends_with(&is) {
+                        old.machine.commit = Some(format!("{was}, in part {is}"));
+                    }
                     old.measures.extend(section.measures);
                 }
                 _ => {
@@ -301,22 +316,26 @@ mod tests {
     #[test]
     fn sections_are_added_to_those_of_a_file() {
         let path = std::env::temp_dir().join(format!("dominoes-stored-{}", std::process::id()));
-        let stored = |commit: &str, measure: &str| Stored {
-            sections: [("field".to_owned(), section_of(commit, measure))].into(),
-        };
-        let kept = |stored: Stored| {
+        let kept = |name: &str, commit: &str, measure: &str| {
+            let section = section_of(commit, measure);
+            let stored = Stored {
+                sections: [(name.to_owned(), section)].into(),
+            };
             stored.add_to(&path).unwrap();
             let text = fs::read_to_string(&path).unwrap();
             let all: Stored = serde_json::from_str(&text).unwrap();
-            all.sections["field"]
-                .measures
-                .keys()
-                .cloned()
-                .collect::<Vec<_>>()
+            let section = &all.sections[name];
+            let names: Vec<&str> = section.measures.keys().map(String::as_str).collect();
+            let commit = section.machine.commit.as_deref().unwrap_or_default();
+            format!("{commit}: {}", names.join(" "))
         };
-        assert_eq!(kept(stored("a", "x")), ["x"]);
-        assert_eq!(kept(stored("a", "y")), ["x", "y"]);
-        assert_eq!(kept(stored("b", "z")), ["z"]);
+        assert_eq!(kept("warm", "a", "x"), "a: x");
+        assert_eq!(kept("warm", "a", "y"), "a: x y");
+        assert_eq!(kept("warm", "b", "z"), "b: z");
+        // Some of its rows, measured alone, twice.
+        assert_eq!(kept("field", "a", "x"), "a: x");
+        assert_eq!(kept("field", "b", "y"), "a, in part b: x y");
+        assert_eq!(kept("field", "b", "y"), "a, in part b: x y");
         fs::remove_file(&path).unwrap();
     }
 

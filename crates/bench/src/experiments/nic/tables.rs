@@ -10,7 +10,7 @@ use super::{FIRMWARE, Traffic};
 use crate::instructions::functions::Costs;
 use crate::paper::{self, Measure};
 use crate::spread::Spread;
-use crate::table::{Bar, Bars, Table};
+use crate::table::{Bar, Bars, Table, columns};
 
 /// What one handler costs, on one processor, both ways, with the smallest frames.
 #[derive(Debug, Serialize)]
@@ -236,14 +236,10 @@ impl Found {
     fn rates(&self) -> Table {
         let mut table = Table::new(
             "processor time; scaled to the paper's processor, on a gigabit Ethernet",
-            &[
-                "traffic",
-                "bytes",
-                "firmware",
-                "ns/frame",
-                "/ uniprocessor",
-                "scaled Mbit/s",
-            ],
+            &columns(
+                "traffic | bytes | firmware | ns/frame | / uniprocessor | scaled \
+                 Mbit/s",
+            ),
         );
         let heading =
             "both ways, processor time: times one processor; thin: the middle of those published";

@@ -9,19 +9,16 @@ use crate::projection::{
     Conditions, DOMAIN_BYTES_PER_NS, Kind, LINES_NS, Projected, WORKERS, stops_at,
 };
 use crate::spread::Spread;
-use crate::table::{Bar, Bars, Lines, Table};
+use crate::table::{Bar, Bars, Lines, Table, columns};
 
 /// Counts of runs by hand, and the model's assumptions.
 pub(super) fn counted(case: &Case, counts: &[Count]) -> Table {
     let mut table = Table::new(
         format!("{}: counted by hand, workers in turn", case.name),
-        &[
-            "workers",
-            "frames a claim",
-            "in the model",
-            "requests a segment",
-            "applied a segment, by all",
-        ],
+        &columns(
+            "workers | frames a claim | in the model | requests a segment | applied a \
+             segment, by all",
+        ),
     );
     for count in counts {
         table.row(vec![
@@ -40,25 +37,11 @@ pub(super) fn counted(case: &Case, counts: &[Count]) -> Table {
 pub(super) fn measured_costs(cases: &[Case]) -> Table {
     let mut table = Table::new(
         "ns, measured with one worker: a segment + a step by itself",
-        &[
-            "workload",
-            "single",
-            "one replica",
-            "partitioned",
-            "claim",
-            "parse",
-            "publish",
-            "prepare",
-            "apply",
-            "perform",
-            "transmit",
-            "application",
-            "locked: pump",
-            "locked: prepare",
-            "locked: apply",
-            "locked: perform",
-            "stages",
-        ],
+        &columns(
+            "workload | single | one replica | partitioned | claim | parse | publish \
+             | prepare | apply | perform | transmit | application | locked: pump | \
+             locked: prepare | locked: apply | locked: perform | stages",
+        ),
     );
     for case in cases {
         let costs = &case.costs;
@@ -101,15 +84,7 @@ pub(super) fn measured_costs(cases: &[Case]) -> Table {
 pub(super) fn checked(cases: &[Case]) -> Table {
     let mut table = Table::new(
         "the model against the rows of this run, ns a segment",
-        &[
-            "workload",
-            "row",
-            "measured",
-            "quartiles",
-            "model",
-            "error %",
-            "",
-        ],
+        &columns("workload | row | measured | quartiles | model | error % |"),
     );
     for case in cases {
         for check in &case.checks {
@@ -395,18 +370,10 @@ fn stop(kind: Kind, projections: &[Projected], single: f64, case: &Case) -> Stri
 /// `replicated` by the time of a cache-line transfer, by memory domains, and by the core that
 /// writes headers.
 pub(super) fn sensitivity(case: &Case) -> Table {
-    let columns = [
-        "ns a line",
-        "memory domains",
-        "peer holds the device",
-        "2",
-        "4",
-        "8",
-        "16",
-        "32",
-        "64",
-        "error",
-    ];
+    let columns = columns(
+        "ns a line | memory domains | peer holds the device | 2 | 4 | 8 | 16 | 32 | \
+         64 | error",
+    );
     let title = format!("{}: replicated over single, by line and memory", case.name);
     let mut table = Table::new(title, &columns);
     let mut lines_ns = LINES_NS;
