@@ -33,7 +33,9 @@ use ring::{RingPair, RingRx};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 pub(crate) use transmit::AfPacketTx;
 
@@ -171,10 +173,10 @@ pub struct AfPacket {
     caps: Capabilities,
     mac: [u8; 6],
     receive_buffer: usize,
-    link: Arc<Link>,
-    rx: Rx,
     /// The second socket, if there are two rings.
     long: Option<TwoSockets>,
+    rx: Rx,
+    link: Arc<Link>,
 }
 
 #[derive(Debug)]
@@ -204,37 +206,33 @@ impl AfPacket {
         // interfaces.
         let fd = sys::packet_socket().map_err(|error| socket_error(interface, &error))?;
         let socket = fd.as_fd();
-        let index = sys::interface_index(socket, interface).map_err(|error| {
-            match error.raw_os_error() {
-                Some(libc::ENODEV) => DeviceError::NoSuchInterface {
-                    interface: interface.to_owned(),
-                },
-                _ => DeviceError::system("find the interface", interface, &error),
-            }
-        })?;
-        let interface_mac = sys::interface_mac(socket, interface)
-            .map_err(system("read the Ethernet address"))?
-            .ok_or_else(|| DeviceError::Unsuitable {
-                interface: interface.to_owned(),
-                reason: "it is no Ethernet",
-            })?;
-        let mut guard = None;
-        if let (Some(address), true) = (options.address, options.guard) {
-            guard = Some(attach_guard(interface, index, address)?);
-        } else if let Some(address) = options.address {
-            let owned = sys::addresses().map_err(system("list addresses"))?;
-            refuse_owned(&[address.into()], owned)?;
-            // The kernel does not answer in any case, so this is for speed, and errors such as a
-            // missing capability do not matter.
-            guard = attach_guard(interface, index, address).ok();
-        }
+        let (index, interface_mac) = examine(socket, interface, &options)?;
         let mtu = sys::interface_mtu(socket, interface).map_err(system("read the MTU"))?;
         let is_long = mtu + ETHERNET_HEADER_LEN > SHORT_SLOT - SLOT_HEADROOM;
         let is_pair = options.ring == RxRing::Slots
             && options.slot_bytes.is_none()
             && (is_long || sys::interface_merges(socket, interface));
         let slot = options.slot_bytes.unwrap_or(SHORT_SLOT);
-        let (receive_buffer, memory) = set_up(socket, interface, &options, slot)?;
+        let second = is_pair.then(sys::packet_socket).transpose();
+        let second = second.map_err(|error| socket_error(interface, &error))?;
+        // The kernel waits for every core before a ring or a guard is set up, so all begin at once.
+        let (ring, long_ring, guard) = thread::scope(|scope| {
+            let long_ring = second
+                .as_ref()
+                .map(|fd| aside(scope, || set_up(fd.as_fd(), interface, &options, LONG_SLOT)));
+            let guard = options
+                .address
+                .map(|address| aside(scope, move || attach_guard(interface, index, address)));
+            let ring = set_up(socket, interface, &options, slot);
+            (ring, long_ring.map(|get| get()), guard.map(|get| get()))
+        });
+        let (receive_buffer, memory) = ring?;
+        let guard = match guard {
+            Some(guard) if options.guard => Some(guard?),
+            // The kernel does not answer in any case, so this is for speed, and errors such as a
+            // missing capability do not matter.
+            guard => guard.and_then(Result::ok),
+        };
         let mac = match options.mac {
             MacChoice::Interface => interface_mac,
             MacChoice::Local => local_mac(interface),
@@ -254,11 +252,11 @@ impl AfPacket {
         if options.ring == RxRing::Blocks {
             caps.added_latency = RETIRE;
         }
-        let mut long = None;
-        let mut long_ring = None;
-        if is_pair {
-            let fd = sys::packet_socket().map_err(|error| socket_error(interface, &error))?;
-            let (_, memory) = set_up(fd.as_fd(), interface, &options, LONG_SLOT)?;
+        // The link closes both sockets and the guard.
+        let mut others: Vec<OwnedFd> = guard.into_iter().collect();
+        let (mut long, mut long_memory) = (None, None);
+        if let (Some(fd), Some(long_ring)) = (second, long_ring) {
+            let (_, memory) = long_ring?;
             let limit = (SHORT_SLOT - SLOT_HEADROOM) as u32;
             let both = [
                 (socket, FrameLengths::UpTo(limit)),
@@ -271,20 +269,21 @@ impl AfPacket {
                     .map_err(system("watch the rings"))?;
             }
             sys::packet_bind(fd.as_fd(), index, true).map_err(system("bind"))?;
+            others.push(fd.try_clone().map_err(system("watch the rings"))?);
             let link = Arc::new(Link::new(fd, interface, index, None));
-            long_ring = memory.map(|memory| (Arc::clone(&link), memory));
+            long_memory = memory.map(|memory| (Arc::clone(&link), memory));
             long = Some(TwoSockets { link, readable });
         }
         sys::packet_bind(socket, index, true).map_err(system("bind"))?;
         let event = || FdEvent::new().map_err(system("make an event"));
-        let link = Arc::new(Link::new(fd, interface, index, guard));
+        let link = Arc::new(Link::new(fd, interface, index, others));
         let ring = |link: &Arc<Link>, memory| {
             let blocks = options.ring == RxRing::Blocks;
             let pool = Pool::new(options.rx_pool);
             RingRx::new(Arc::clone(link), event()?, pool, memory, blocks)
                 .map_err(system("watch the ring"))
         };
-        let rx = match (memory, long_ring) {
+        let rx = match (memory, long_memory) {
             (None, _) => Rx::Copying(CopyingRx::new(
                 Arc::clone(&link),
                 event()?,
@@ -300,10 +299,25 @@ impl AfPacket {
             caps,
             mac,
             receive_buffer,
-            link,
-            rx,
             long,
+            rx,
+            link,
         })
+    }
+
+    /// Looks for what would keep [`open`](Self::open) from opening the interface, without a packet
+    /// socket if this process has `CAP_NET_RAW`: the kernel takes milliseconds to close one.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn check(interface: &str, options: &AfPacketOptions) -> Result<(), DeviceError> {
+        check_name(interface)?;
+        let socket = match has_net_raw() {
+            true => sys::control_socket(),
+            false => sys::packet_socket(),
+        };
+        let socket = socket.map_err(|error| socket_error(interface, &error))?;
+        examine(socket.as_fd(), interface, options).map(drop)
     }
 
     /// Opens the interface several times. Each frame is received by one of the devices, selected
@@ -377,6 +391,54 @@ impl Device for AfPacket {
             Rx::Pair(rx) => rx,
         };
         (rx, Box::new(tx))
+    }
+}
+
+/// The number and the Ethernet address of an interface that may be opened.
+fn examine(
+    socket: BorrowedFd<'_>,
+    interface: &str,
+    options: &AfPacketOptions,
+) -> Result<(i32, [u8; 6]), DeviceError> {
+    let system = |what| move |error: io::Error| DeviceError::system(what, interface, &error);
+    let index =
+        sys::interface_index(socket, interface).map_err(|error| match error.raw_os_error() {
+            Some(libc::ENODEV) => DeviceError::NoSuchInterface {
+                interface: interface.to_owned(),
+            },
+            _ => DeviceError::system("find the interface", interface, &error),
+        })?;
+    let mac = sys::interface_mac(socket, interface)
+        .map_err(system("read the Ethernet address"))?
+        .ok_or_else(|| DeviceError::Unsuitable {
+            interface: interface.to_owned(),
+            reason: "it is no Ethernet",
+        })?;
+    if let Some(address) = options.address.filter(|_| !options.guard) {
+        let owned = sys::addresses().map_err(system("list addresses"))?;
+        refuse_owned(&[address.into()], owned)?;
+    }
+    Ok((index, mac))
+}
+
+/// Whether this process has `CAP_NET_RAW`.
+fn has_net_raw() -> bool {
+    const NET_RAW: u32 = 13;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    set.is_some_and(|set| set >> NET_RAW & 1 == 1)
+}
+
+/// Begins work on another thread. The result waits for it, or does it if no thread could start.
+fn aside<'scope, T: Send + 'scope>(
+    scope: &'scope thread::Scope<'scope, '_>,
+    work: impl Fn() -> T + Copy + Send + 'scope,
+) -> impl FnOnce() -> T {
+    let thread = thread::Builder::new().spawn_scoped(scope, work);
+    move || match thread {
+        Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+        Err(_) => work(),
     }
 }
 

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
 use std::time::Duration;
 
 /// How often a waiting receiver checks whether a link that is down has come up or gone for good.
@@ -14,16 +15,34 @@ const DOWN_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// The socket, and the state of its interface as both halves know it.
 #[derive(Debug)]
 pub(crate) struct Link {
-    fd: OwnedFd,
+    /// The socket, and descriptors that last as long.
+    fds: Closed,
     pub(crate) name: String,
     index: i32,
     /// Set when either half got an error from the kernel. The kernel reports it to one half only,
     /// and only once.
     down: AtomicBool,
-    /// Keeps the kernel from answering for our address, if the user asked for that.
-    _guard: Option<OwnedFd>,
     /// The descriptor for questions about the interface, if that is not the socket.
     control: Option<OwnedFd>,
+}
+
+/// Descriptors that are closed at the same time. To close a packet socket, its ring or a BPF link,
+/// the kernel waits until no core uses it any more, which takes it milliseconds each time.
+#[derive(Debug)]
+struct Closed(Vec<OwnedFd>);
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        let mut fds = self.0.drain(..);
+        let first = fds.next();
+        thread::scope(|scope| {
+            for fd in fds {
+                // If no thread can start, this closes it at once.
+                let _ = thread::Builder::new().spawn_scoped(scope, move || drop(fd));
+            }
+            drop(first);
+        });
+    }
 }
 
 /// The state of an interface, queried after an error.
@@ -35,13 +54,18 @@ pub(crate) enum LinkState {
 }
 
 impl Link {
-    pub(crate) fn new(fd: OwnedFd, name: &str, index: i32, guard: Option<OwnedFd>) -> Self {
+    /// `others` last as long as the link.
+    pub(crate) fn new(
+        fd: OwnedFd,
+        name: &str,
+        index: i32,
+        others: impl IntoIterator<Item = OwnedFd>,
+    ) -> Self {
         Self {
-            fd,
+            fds: Closed([fd].into_iter().chain(others).collect()),
             name: name.to_owned(),
             index,
             down: AtomicBool::new(false),
-            _guard: guard,
             control: None,
         }
     }
@@ -53,7 +77,7 @@ impl Link {
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.fds.0[0].as_fd()
     }
 
     /// Whether the link was down at the last query, or has had an error since.

@@ -11,25 +11,42 @@ use dominoes_drivers::tun::Tun;
 
 use crate::config::{Config, Kind};
 
+/// Looks whether a program could open the device.
+///
+/// # Errors
+/// As for [`open`].
+#[allow(dead_code, reason = "only the launcher uses it")]
+pub(crate) fn check(config: &Config) -> Result<(), DeviceError> {
+    match config.kind {
+        Kind::Packet => AfPacket::check(&config.interface, &packet_options(config)),
+        _ => open(config).map(drop),
+    }
+}
+
+fn packet_options(config: &Config) -> AfPacketOptions {
+    AfPacketOptions::default().address(first(config))
+}
+
+/// Our first address of IPv4.
+fn first(config: &Config) -> Ipv4Addr {
+    match config.addresses[0].address {
+        IpAddr::V4(address) => address,
+        IpAddr::V6(_) => Ipv4Addr::UNSPECIFIED,
+    }
+}
+
 /// Opens the device.
 ///
 /// # Errors
 /// If it does not exist, is in use, or this process lacks the privilege.
 pub(crate) fn open(config: &Config) -> Result<Box<dyn Device>, DeviceError> {
     let name = &*config.interface;
-    let address = match config.addresses[0].address {
-        IpAddr::V4(address) => address,
-        IpAddr::V6(_) => Ipv4Addr::UNSPECIFIED,
-    };
     Ok(match config.kind {
         Kind::Tap => Box::new(Tap::options().open(name)?),
         Kind::Tun => Box::new(Tun::options().open(name)?),
-        Kind::Packet => {
-            let options = AfPacketOptions::default().address(address);
-            Box::new(AfPacket::open(name, options)?)
-        }
+        Kind::Packet => Box::new(AfPacket::open(name, packet_options(config))?),
         Kind::Xdp => {
-            let mut options = AfXdpOptions::default().address(address);
+            let mut options = AfXdpOptions::default().address(first(config));
             if config.addresses.iter().any(|cidr| cidr.address.is_ipv6()) {
                 // The link-local address is not known yet.
                 options = options.redirect(Redirect::Everything);

@@ -40,6 +40,8 @@ pub(super) use pair::RingPair;
 /// The receiving half of an [`AfPacket`](super::AfPacket) with a mapped ring.
 #[derive(Debug)]
 pub(super) struct RingRx {
+    /// Dropped before the link, which then closes the socket at last.
+    memory: PacketMemory,
     reporter: Reporter,
     event: FdEvent,
     /// An epoll descriptor that watches the socket while a unit is out, because the socket itself
@@ -48,7 +50,6 @@ pub(super) struct RingRx {
     edge: OwnedFd,
     /// Buffers for frames that do not fit a slot.
     pool: Pool,
-    memory: PacketMemory,
     blocks: bool,
     /// Units taken from the kernel and units given back, since the start.
     taken: u64,

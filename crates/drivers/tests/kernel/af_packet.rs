@@ -49,8 +49,10 @@ pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
 fn an_address_of_the_kernel_is_refused() {
     let veth = Veth::new();
     let address = veth.peer().address();
-    let error =
-        AfPacket::open(&veth.left, AfPacketOptions::default().address(address)).unwrap_err();
+    let options = AfPacketOptions::default().address(address);
+    let checked = AfPacket::check(&veth.left, &options);
+    let error = AfPacket::open(&veth.left, options).unwrap_err();
+    assert_eq!(checked, Err(error.clone()));
     let expected = DeviceError::AddressInUse {
         address: address.into(),
         interface: veth.right.clone(),
@@ -66,7 +68,11 @@ fn an_address_of_the_kernel_is_refused() {
 }
 
 fn an_interface_that_is_not_there_is_named() {
-    let error = AfPacket::open("not-there", AfPacketOptions::default()).unwrap_err();
+    let options = AfPacketOptions::default();
+    assert_eq!(AfPacket::check(&Veth::new().left, &options), Ok(()));
+    let checked = AfPacket::check("not-there", &options);
+    let error = AfPacket::open("not-there", options).unwrap_err();
+    assert_eq!(checked, Err(error.clone()));
     assert_eq!(
         error,
         DeviceError::NoSuchInterface {

@@ -15,8 +15,9 @@ use std::time::Duration;
 /// The receiving half of an [`AfPacket`](super::super::AfPacket) with two rings.
 #[derive(Debug)]
 pub(in super::super) struct RingPair {
-    short: RingRx,
+    /// Dropped first: the link of `short` closes both sockets.
     long: RingRx,
+    short: RingRx,
     /// See [`RingRx::edge`]; watches both sockets, and only while a thread waits.
     edge: OwnedFd,
 }
