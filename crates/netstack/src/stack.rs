@@ -677,22 +677,6 @@ impl Stack {
         }
     }
 
-    /// Gives threads to a stack that was driven by hand until `now`.
-    ///
-    /// # Errors
-    /// If a thread cannot start.
-    #[doc(hidden)]
-    pub fn from_hand(hand: ByHand, now: Instant) -> Result<Stack, StackError> {
-        let clock = Clock::at(now);
-        let sockets = hand.sockets();
-        let running = Running::start(hand, String::new(), Vec::new(), clock, false)?;
-        Ok(Stack {
-            clock,
-            sockets,
-            groups: vec![running],
-        })
-    }
-
     /// Starts another thread, which gets a copy of the state from a running one; the others do not
     /// stop for it. Returns the replica slot at once; the replica is active as soon as it has the
     /// copy. The thread joins the first group that has a free slot.
@@ -874,14 +858,7 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub(crate) fn start() -> Self {
-        Clock::at(Instant::ZERO)
-    }
-
-    /// A clock of a stack that has this age.
-    fn at(age: Instant) -> Self {
-        Clock {
-            start: now() - time::Duration::from_nanos(age.as_nanos()),
-        }
+        Clock { start: now() }
     }
 
     pub(crate) fn now(&self) -> Instant {

@@ -111,10 +111,16 @@ impl Config {
         let text = |name: &str| value(name).unwrap_or_default();
         let is_set = |name: &str| !matches!(&*text(name), "" | "0");
         let device = text("DEVICE");
-        let (kind, interface) = device.split_once(':').ok_or("DOMINOES_DEVICE is not set")?;
+        if device.is_empty() {
+            return Err(
+                "a device is missing; write it like --tap NAME or --packet NAME".to_owned(),
+            );
+        }
+        let (kind, interface) = device.split_once(':').unwrap_or_default();
         let mut kinds = Kind::ALL.iter();
         let kind = kinds.find(|(name, _)| *name == kind);
-        let (_, kind) = *kind.ok_or_else(|| format!("`{device}` is no device"))?;
+        let wrong = || format!("`{device}` is no device; DOMINOES_DEVICE is like tap:tap0");
+        let (_, kind) = *kind.ok_or_else(wrong)?;
         let mut addresses: Vec<Cidr> = list(&text("ADDR"))?;
         // A stack begins with an address of IPv4, if it has one.
         addresses.sort_by_key(|cidr| cidr.address.is_ipv6());

@@ -19,7 +19,7 @@ use config::{Config, Kind, VARIABLES};
 const NOTHING: u8 = 127;
 
 const USAGE: &str = "\
-Runs a program whose TCP and UDP sockets are ours.
+Runs a program whose TCP and UDP sockets use Dominoes, a TCP/IP stack in user space.
 
 dominoes-run DEVICE --addr CIDR [OPTIONS] -- PROGRAM [ARGUMENTS]
 
@@ -27,20 +27,26 @@ dominoes-run DEVICE --addr CIDR [OPTIONS] -- PROGRAM [ARGUMENTS]
   --tun NAME          use this TUN interface
   --packet NAME       use this network interface through AF_PACKET
   --xdp NAME          use this network interface through AF_XDP
-  --addr CIDR         our address and its prefix, as in 10.0.0.1/24; as often as wanted
+  --addr CIDR         the stack's address and its prefix, as in 10.0.0.1/24, which the kernel
+                      must not have; as often as wanted
   --addr6 CIDR        the same for IPv6
   --gateway IP        a gateway for other networks, once for each family [none]
   --replicas N        threads that run the stack, or auto [1]
-  --only CIDR         only these destinations are ours; as often as wanted
-  --except CIDR       these destinations stay the kernel's; as often as wanted
+  --only CIDR         use Dominoes for these destinations alone; as often as wanted
+  --except CIDR       use the kernel for these destinations; as often as wanted
   --dns IP            ask this server for names; as often as wanted [libc looks them up]
-  --loopback          127.0.0.0/8 and ::1 are ours, too
+  --loopback          use Dominoes for 127.0.0.0/8 and ::1, too
   --nodad             use addresses of IPv6 at once, whether or not another host has them
   --fallback          use the kernel's sockets if the stack cannot start
   --stats             print the counters of the stack when the program ends
-  --log               print where the stack runs, and which sockets are ours
+  --log               print where the stack runs, and what each socket uses
 
-Each option has a variable of its name, such as DOMINOES_LOG=1, which it replaces.
+Each option has a variable of its name, such as DOMINOES_LOG=1, which it replaces. The exit code is
+the program's, or 127 with a message.
+
+For example, with the kernel at 10.78.0.2 as the other end:
+  ip tuntap add dev tap0 mode tap; ip addr add 10.78.0.2/24 dev tap0; ip link set tap0 up
+  dominoes-run --tap tap0 --addr 10.78.0.1/24 -- python3 -m http.server 8000
 ";
 
 /// The variables, in the order of [`VARIABLES`].
@@ -89,7 +95,7 @@ fn start(run: Run) -> Result<core::convert::Infallible, Box<dyn Error>> {
     let mut command = Command::new(name);
     command.args(arguments);
     // The program opens it again. A message here is clearer than one from within the program.
-    match device::open(&config) {
+    match device::check(&config) {
         Err(error) if config.falls_back => {
             eprintln!(
                 "dominoes-run: {}: {error}; using the kernel's sockets",
@@ -97,7 +103,7 @@ fn start(run: Run) -> Result<core::convert::Infallible, Box<dyn Error>> {
             );
         }
         Err(error) => return Err(format!("{}: {error}", config.interface).into()),
-        Ok(_) => {
+        Ok(()) => {
             let mut preload = library()?.into_os_string();
             if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|all| !all.is_empty()) {
                 preload.push(":");

@@ -58,6 +58,8 @@ pub(crate) struct Mirror {
     active: AtomicBool,
     /// The state has changed since the thread that refreshes has looked.
     is_stale: AtomicBool,
+    /// Whether the program has shut down a direction.
+    is_shut: AtomicBool,
     /// The longest waits of receiving and sending calls, in nanoseconds; 0 without limit.
     timeouts: [AtomicU64; 2],
     shown: Mutex<Shown>,
@@ -156,6 +158,7 @@ impl Mirror {
             end: kept_end,
             active: AtomicBool::new(false),
             is_stale: AtomicBool::new(false),
+            is_shut: AtomicBool::new(false),
             timeouts: Default::default(),
             shown: Mutex::new(Shown {
                 peer: Some(kept_peer),
@@ -322,7 +325,7 @@ impl Mirror {
         let nanos = self.timeouts[direction].load(Ordering::Relaxed);
         let timeout = (nanos > 0).then(|| Duration::from_nanos(nanos));
         while let Some(watcher) = &watcher {
-            let check = || is_ready(&watcher.socket.look()).then_some(());
+            let check = |_: &[libc::pollfd]| is_ready(&watcher.socket.look()).then_some(());
             match drive::wait(&mut [], timeout, true, check) {
                 Ok(Waited::Found(())) => return Ok(()),
                 Ok(Waited::Interrupted) if timeout.is_none() && sys::restarts_after_signals() => {}
@@ -362,6 +365,7 @@ impl Mirror {
 
     /// Shows that the program has shut down a direction (`SHUT_RD`, `SHUT_WR` or `SHUT_RDWR`).
     pub(crate) fn shut(&self, how: i32) {
+        self.is_shut.store(true, Ordering::Relaxed);
         sys::shutdown(self.end(), how);
         self.refresh();
     }
@@ -376,6 +380,13 @@ impl Mirror {
     pub(crate) fn may_read(&self) -> bool {
         let look = self.watcher().map(|watcher| watcher.socket.look());
         look.is_some_and(|now| now.readable || now.read_closed)
+    }
+
+    /// The state, if `poll` shows no more of it than whether reads and writes would wait.
+    pub(crate) fn plain(&self) -> Option<Readiness> {
+        let now = self.watcher()?.socket.look();
+        let is_ended = now.read_closed || now.write_closed || now.error;
+        (!is_ended && !self.is_shut.load(Ordering::Relaxed)).then_some(now)
     }
 
     /// Stops showing the error of the connection, since the program has read it.

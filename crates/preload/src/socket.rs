@@ -234,7 +234,7 @@ impl Socket {
             table::swap(number, &socket);
         }
         stack::OURS.fetch_add(1, Ordering::Relaxed);
-        stack::log(|| format!("descriptor {first} is ours"));
+        stack::log(|| format!("socket {first} uses Dominoes"));
         Ok(socket)
     }
 

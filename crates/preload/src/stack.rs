@@ -43,6 +43,8 @@ static DEVICE_LOCK: OnceLock<UnixListener> = OnceLock::new();
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 /// Whether this process is a fork of one with a stack.
 static IS_FORK: AtomicBool = AtomicBool::new(false);
+/// Whether the stack closes its descriptors, on any thread.
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
 static LEAST: OnceLock<Fd> = OnceLock::new();
 
 /// Counters for `--stats`.
@@ -142,9 +144,9 @@ pub(crate) fn for_local(local: SocketAddr) -> Option<&'static Sockets> {
     sockets()
 }
 
-/// Whether this thread starts or ends the stack, and so may close its descriptors.
-pub(crate) fn is_own_thread() -> bool {
-    IS_STARTING.get()
+/// Whether this thread may close descriptors of the stack: it starts, or the stack ends.
+pub(crate) fn may_close_internal() -> bool {
+    IS_STARTING.get() || IS_ENDING.load(Ordering::Relaxed)
 }
 
 /// The sockets of the stack, started if need be.
@@ -235,17 +237,13 @@ fn try_start(config: &Config) -> Result<Sockets, Failed> {
     }
     builder = match config.replicas {
         0 => builder.replicas_up_to(thread::available_parallelism().map_or(1, usize::from)),
+        1 => builder.replicas_up_to(1),
         replicas => builder.replicas(replicas),
     };
-    let sockets = if config.replicas == 1 {
-        let hand = builder.by_hand(device).map_err(|error| other(&error))?;
-        drive::start(hand).map_err(Failed::Other)?
-    } else {
-        let stack = builder.start(device).map_err(|error| other(&error))?;
-        let sockets = stack.sockets();
-        *STACK.lock().unwrap_or_else(PoisonError::into_inner) = Some(stack);
-        sockets
-    };
+    let stack = builder.start(device).map_err(|error| other(&error))?;
+    let sockets = stack.sockets();
+    drive::start(&sockets);
+    *STACK.lock().unwrap_or_else(PoisonError::into_inner) = Some(stack);
     await_ipv6(config, &sockets);
     Ok(sockets)
 }
@@ -277,18 +275,21 @@ pub(crate) extern "C" fn end() {
     }
     if running().is_none() {
         if config().is_some_and(|config| config.prints_stats) && is_launched() {
-            say("no socket was ours");
+            say("no socket used Dominoes");
         }
         return;
     }
     let stack = STACK.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let Some(stack) = stack.or_else(drive::end) else {
+    let Some(stack) = stack else { return };
+    if !drive::end() {
+        // Its end would wait for the thread that has it.
+        core::mem::forget(stack);
         return;
-    };
+    }
     if config().is_some_and(|config| config.prints_stats) {
         let stats = stack.stats();
         say(&format!(
-            "{} sockets were ours, {} are open, {} were the kernel's",
+            "{} sockets used Dominoes, {} are open; {} used the kernel",
             OURS.load(Ordering::Relaxed),
             OPEN.load(Ordering::Relaxed),
             KERNELS.load(Ordering::Relaxed)
@@ -298,6 +299,7 @@ pub(crate) extern "C" fn end() {
             say(&format!("{name} {value}"));
         }
     }
+    IS_ENDING.store(true, Ordering::Relaxed);
     if let Err(error) = stack.close(LINGER) {
         log(|| error.to_string());
     }

@@ -214,6 +214,26 @@ pub(crate) fn epoll_change(set: Fd, operation: c_int, fd: Fd, mut event: libc::e
     let _ = syscall!(SYS_epoll_ctl, set, operation, fd, &raw mut event);
 }
 
+/// Finds out which descriptors are ready; does not wait.
+pub(crate) fn poll_now(fds: &mut [libc::pollfd]) -> Result<usize, Errno> {
+    if fds.is_empty() {
+        return Ok(0);
+    }
+    let zero = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let signals = core::ptr::null::<c_void>();
+    syscall!(
+        SYS_ppoll,
+        fds.as_mut_ptr(),
+        fds.len(),
+        &raw const zero,
+        signals,
+        0
+    )
+}
+
 /// Reads bytes of a file at an offset.
 pub(crate) fn read_at(fd: Fd, into: &mut [u8], offset: i64) -> Result<usize, Errno> {
     syscall!(SYS_pread64, fd, into.as_mut_ptr(), into.len(), offset)
@@ -226,26 +246,6 @@ pub(crate) fn seek(fd: Fd, offset: i64, whence: c_int) -> Result<i64, Errno> {
 
 pub(crate) fn close_range(first: u32, last: u32, flags: c_int) -> Result<usize, Errno> {
     syscall!(SYS_close_range, first, last, flags)
-}
-
-/// A new event.
-pub(crate) fn event() -> Result<Kept, Errno> {
-    let fd = syscall!(SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)? as Fd;
-    let kept = Kept::duplicate(fd, crate::stack::least_descriptor());
-    let _ = close(fd);
-    kept.inspect(|kept| crate::table::mark_internal(kept.number()))
-}
-
-/// Makes an event readable.
-pub(crate) fn ring(event: &Kept) {
-    let one = 1_u64;
-    let _ = syscall!(SYS_write, event.number(), &raw const one, size_of::<u64>());
-}
-
-/// Undoes [`ring`].
-pub(crate) fn silence(event: &Kept) {
-    let mut count = 0_u64;
-    let _ = syscall!(SYS_read, event.number(), &raw mut count, size_of::<u64>());
 }
 
 unsafe extern "C-unwind" {

@@ -49,11 +49,18 @@ impl Wait<'_> {
 }
 
 /// A thread that waits without driving.
-pub(crate) struct Waits(Option<Arc<dyn Driven>>);
+pub struct Waits(Arc<dyn Driven>);
+
+impl Waits {
+    pub(crate) fn new(driven: &Arc<dyn Driven>) -> Waits {
+        driven.begin_wait();
+        Waits(Arc::clone(driven))
+    }
+}
 
 impl Drop for Waits {
     fn drop(&mut self) {
-        self.0.iter().for_each(|driven| driven.end_wait());
+        self.0.end_wait();
     }
 }
 
@@ -64,9 +71,7 @@ impl World {
     }
 
     /// Notes that this thread waits without driving, until the result is dropped.
-    pub(crate) fn wait_without(&self) -> Waits {
-        let driven = self.driven();
-        driven.iter().for_each(|driven| driven.begin_wait());
-        Waits(driven)
+    pub(crate) fn wait_without(&self) -> Option<Waits> {
+        self.driven().as_ref().map(Waits::new)
     }
 }

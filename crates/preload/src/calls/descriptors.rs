@@ -33,7 +33,7 @@ fn is_programs(fd: Fd) -> bool {
 
 interpose! {
     fn close(fd: c_int) -> c_int |next| {
-        if table::is_internal(fd) && !stack::is_own_thread() {
+        if table::is_internal(fd) && !stack::may_close_internal() {
             return answer_unit(Err(libc::EBADF));
         }
         // A child of `vfork` closes its own descriptor, in the memory of its parent.

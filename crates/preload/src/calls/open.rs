@@ -31,7 +31,7 @@ pub(super) fn offer(fd: Fd, domain: c_int, kind: c_int, protocol: c_int) {
 fn release(socket: &Socket) {
     for number in socket.numbers() {
         table::remove(number);
-        stack::log(|| format!("descriptor {number} is the kernel's"));
+        stack::log(|| format!("socket {number} uses the kernel"));
     }
     stack::KERNELS.fetch_add(1, Ordering::Relaxed);
 }

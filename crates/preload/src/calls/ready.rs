@@ -1,7 +1,7 @@
 //! Waiting for readiness. The kernel waits, with the program's descriptors; see
 //! [`mirror`](crate::mirror).
 
-use core::ffi::{c_int, c_ulong};
+use core::ffi::{c_int, c_short, c_ulong};
 use core::time::Duration;
 use std::time::Instant;
 
@@ -31,6 +31,16 @@ unsafe fn show_all(fds: *const pollfd, count: nfds_t) -> bool {
 }
 
 /// # Safety
+/// As [`show_all`]; nothing else uses the structures.
+unsafe fn entries_mut<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
+    match fds.is_null() {
+        true => &mut [],
+        // SAFETY: the caller's promise.
+        false => unsafe { core::slice::from_raw_parts_mut(fds, count as usize) },
+    }
+}
+
+/// # Safety
 /// As [`show_all`].
 unsafe fn entries<'a>(fds: *const pollfd, count: nfds_t) -> &'a [pollfd] {
     match fds.is_null() {
@@ -56,13 +66,23 @@ unsafe fn words<'a>(set: *mut fd_set, count: c_int) -> &'a mut [c_ulong] {
     }
 }
 
+/// The events of the three sets.
+const SETS: [c_short; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
+
+/// Whether `select` shows it in the set of its events; a number without a descriptor in none.
+fn is_selected(one: &pollfd) -> bool {
+    let shown = match one.events {
+        libc::POLLIN => libc::POLLIN | libc::POLLHUP | libc::POLLERR,
+        libc::POLLOUT => libc::POLLOUT | libc::POLLERR,
+        other => other,
+    };
+    one.revents & shown != 0
+}
+
 /// The descriptors of three sets, as `poll` has them.
 fn listed(sets: &[Vec<c_ulong>; 3], count: c_int) -> Vec<pollfd> {
     let mut all = Vec::new();
-    for (set, events) in sets
-        .iter()
-        .zip([libc::POLLIN, libc::POLLOUT, libc::POLLPRI])
-    {
+    for (set, events) in sets.iter().zip(SETS) {
         for (index, word) in set.iter().enumerate() {
             let mut rest = *word;
             while rest != 0 {
@@ -81,6 +101,69 @@ fn listed(sets: &[Vec<c_ulong>; 3], count: c_int) -> Vec<pollfd> {
     all
 }
 
+/// The most sockets of ours at which [`quick`] looks after each turn.
+const MOST_LOOKS: usize = 16;
+
+/// Waits as `poll` does while this thread drives the stack, without mirrors: looks at the sockets
+/// of ours after each turn, and at other descriptors when one of them is ready, too.
+///
+/// # Errors
+/// The rest of the time, in which the kernel waits: this thread cannot drive, or a state is not
+/// plain.
+fn quick(fds: &mut [pollfd], limit: Option<Duration>) -> Result<c_int, Option<Duration>> {
+    let entries = || fds.iter().enumerate();
+    let mine: Vec<_> = entries()
+        .filter_map(|(at, one)| Some((at, ours(one.fd)?)))
+        .collect();
+    let has_set = || fds.iter().any(|one| table::is_set(one.fd));
+    if mine.is_empty() || mine.len() > MOST_LOOKS || has_set() {
+        return Err(limit);
+    }
+    let others = entries().filter(|(at, _)| mine.iter().all(|(mine, _)| mine != at));
+    let (places, mut beside): (Vec<usize>, Vec<pollfd>) = others.unzip();
+    beside.iter_mut().for_each(|one| one.revents = 0);
+    let start = Instant::now();
+    let check = |beside: &[pollfd]| {
+        let mut ready = 0;
+        for (at, ours) in &mine {
+            let live = ours.live().ok();
+            let Some(state) = live.and_then(|live| live.mirror.plain()) else {
+                return Some(None);
+            };
+            let can =
+                if state.readable { READ } else { 0 } | if state.writable { WRITE } else { 0 };
+            fds[*at].revents = fds[*at].events & can;
+            ready += c_int::from(fds[*at].revents != 0);
+        }
+        if ready == 0 && beside.iter().all(|one| one.revents == 0) {
+            return None;
+        }
+        let mut beside = beside.to_vec();
+        if sys::poll_now(&mut beside).is_err() {
+            return Some(None);
+        }
+        for (at, one) in places.iter().zip(beside) {
+            fds[*at].revents = one.revents;
+            ready += c_int::from(one.revents != 0);
+        }
+        (ready > 0).then_some(Some(ready))
+    };
+    match drive::wait(&mut beside, limit, true, check) {
+        Ok(Waited::Found(Some(ready))) => Ok(ready),
+        Ok(Waited::Found(None)) => Err(limit.map(|limit| limit.saturating_sub(start.elapsed()))),
+        Ok(Waited::Interrupted) => Ok(answer_unit(Err(libc::EINTR))),
+        Ok(Waited::TimedOut) => {
+            fds.iter_mut().for_each(|one| one.revents = 0);
+            Ok(0)
+        }
+        Err(left) => Err(left),
+    }
+}
+
+/// Events that mean that a read, and a write, would not wait.
+const READ: c_short = libc::POLLIN | libc::POLLRDNORM;
+const WRITE: c_short = libc::POLLOUT | libc::POLLWRNORM;
+
 /// Waits for descriptors, some of which are sockets of ours: drives the stack, and looks with `now`
 /// whether any is ready, or else waits with `call`, which gets the rest of the time.
 fn wait(
@@ -89,7 +172,7 @@ fn wait(
     mut now: impl FnMut() -> c_int,
     call: impl FnOnce(Option<Duration>) -> c_int,
 ) -> c_int {
-    let check = || Some(now()).filter(|found| *found != 0);
+    let check = |_: &[pollfd]| Some(now()).filter(|found| *found != 0);
     match drive::wait(&mut beside, timeout, false, check) {
         Ok(Waited::Found(found)) => found,
         Ok(Waited::Interrupted) => answer_unit(Err(libc::EINTR)),
@@ -128,11 +211,15 @@ fn duration(seconds: i64, nanos: i64) -> Option<Duration> {
 
 interpose! {
     fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int |next| {
+        let left = match quick(entries_mut(fds, count), millis(timeout)) {
+            Ok(ready) => return ready,
+            Err(left) => left,
+        };
         if !show_all(fds, count) {
             return next(fds, count, timeout);
         }
         let beside = entries(fds, count).to_vec();
-        wait(beside, millis(timeout), || next(fds, count, 0), |left| {
+        wait(beside, left, || next(fds, count, 0), |left| {
             next(fds, count, as_millis(left))
         })
     }
@@ -161,14 +248,10 @@ interpose! {
             core::slice::from_raw_parts_mut(beside, more).copy_from_slice(all);
             drive::note_sleep(match ready {
                 -1 if sys::errno() == libc::EINTR => Slept::Interrupted,
-                // The last one is the bell.
-                _ if all[..more - 1].iter().any(|one| one.revents != 0) => Slept::Beside,
+                _ if all.iter().any(|one| one.revents != 0) => Slept::Beside,
                 _ => Slept::Other,
             });
             return ready;
-        }
-        if !show_all(fds, count) {
-            return next(fds, count, timeout, signals);
         }
         let limit = match timeout.is_null() {
             true => None,
@@ -177,6 +260,16 @@ interpose! {
                 limit => limit,
             },
         };
+        let limit = match signals.is_null() {
+            false => limit,
+            true => match quick(entries_mut(fds, count), limit) {
+                Ok(ready) => return ready,
+                Err(left) => left,
+            },
+        };
+        if !show_all(fds, count) {
+            return next(fds, count, timeout, signals);
+        }
         if !signals.is_null() {
             return drive::beside(|| next(fds, count, timeout, signals));
         }
@@ -337,9 +430,30 @@ unsafe fn select_among(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let given = sets.map(|set| unsafe { words(set, count) }.to_vec());
-    let beside = listed(&given, count);
+    let mut beside = listed(&given, count);
+    let left = match quick(&mut beside, limit) {
+        Ok(-1) => return -1,
+        Ok(ready) => {
+            // Sets do not show all that `poll` shows.
+            let found: Vec<_> = beside.iter().filter(|one| is_selected(one)).collect();
+            if found.len() == ready as usize {
+                for (index, set) in sets.into_iter().enumerate() {
+                    // SAFETY: the caller's promise.
+                    let words = unsafe { words(set, count) };
+                    words.fill(0);
+                    for one in found.iter().filter(|one| one.events == SETS[index]) {
+                        let (fd, bits) = (one.fd as usize, c_ulong::BITS as usize);
+                        words[fd / bits] |= 1 << (fd % bits);
+                    }
+                }
+                return found.len() as c_int;
+            }
+            limit
+        }
+        Err(left) => left,
+    };
     if beside.iter().filter(|one| show(one.fd)).count() == 0 {
-        return next(sets, limit);
+        return next(sets, left);
     }
     let restore = || {
         for (set, given) in sets.into_iter().zip(&given) {
@@ -351,7 +465,7 @@ unsafe fn select_among(
         restore();
         next(sets, Some(Duration::ZERO))
     };
-    wait(beside, limit, now, |left| {
+    wait(beside, left, now, |left| {
         restore();
         next(sets, left)
     })

@@ -72,7 +72,7 @@ fn a_program_in_c_is_linked() -> Result<(), Failed> {
         .env("DOMINOES_DNS", THEIRS)
         .env("DOMINOES_STATS", "1");
     let text = run(linked.arg("both.test"))?;
-    match text.contains("passed") && text.contains(" 1 sockets were ours, 0 are open") {
+    match text.contains("passed") && text.contains(" 1 sockets used Dominoes, 0 are open") {
         true => Ok(()),
         false => Err(text.into()),
     }

@@ -78,7 +78,7 @@ fn options_choose_the_sockets_that_are_ours() -> Result<(), Failed> {
     for (options, to, error, is_ours) in CASES {
         let options: Vec<&str> = options.split_whitespace().collect();
         let text = run(ends.launcher(&options).args(["python3", "-c", CONNECT, to]))?;
-        let was_ours = text.contains(": 1 sockets were ours");
+        let was_ours = text.contains(": 1 sockets used Dominoes");
         if !text.contains(&format!("error {error}\n")) || was_ours != is_ours {
             return Err(format!("{options:?} {to}: {text}").into());
         }
@@ -119,7 +119,7 @@ fn without_a_device_or_with_wrong_options_nothing_runs() -> Result<(), Failed> {
             127,
             "no address with prefix",
         ),
-        ("--addr 10.78.0.1/24 -- true", 127, "DEVICE"),
+        ("--addr 10.78.0.1/24 -- true", 127, "--packet NAME"),
         (
             "--packet lo --addr 10.78.0.1/24 --replicas 65 -- true",
             127,
@@ -181,8 +181,8 @@ fn the_log_names_sockets() -> Result<(), Failed> {
         let text = run(command.args(["python3", "-c", &program, THEIRS]))?;
         for said in [
             "the stack runs at 10.78.0.1/24",
-            " is ours",
-            " is the kernel's",
+            " uses Dominoes",
+            " uses the kernel",
         ] {
             if text.contains(said) != is_logged {
                 return Err(format!("{options:?} {variable}: {text}").into());
@@ -268,7 +268,7 @@ fn names_have_the_addresses_that_libc_finds() -> Result<(), Failed> {
     let wrong: Vec<_> = pairs
         .map(|(libcs, ours)| format!("libc: {libcs}\nwe:   {ours}"))
         .collect();
-    let said = ours.contains(" sockets were ours") && libcs.contains(THEIRS_V6);
+    let said = ours.contains(" sockets used Dominoes") && libcs.contains(THEIRS_V6);
     match wrong.is_empty() && said && libcs.lines().count() == QUESTIONS.lines().count() {
         true => Ok(()),
         false => Err(wrong.join("\n").into()),

@@ -83,9 +83,9 @@ pub(crate) fn bytes(len: usize) -> Vec<u8> {
 
 /// Fails unless the program, whose text this is, had sockets of ours.
 pub(crate) fn had_ours(text: &str) -> Result<(), Failed> {
-    match text.contains("sockets were ours") && !text.contains(" 0 sockets were ours") {
+    match text.contains("sockets used Dominoes") && !text.contains(" 0 sockets used") {
         true => Ok(()),
-        false => Err(format!("no socket was ours: {text}").into()),
+        false => Err(format!("no socket used Dominoes: {text}").into()),
     }
 }
 

@@ -1,10 +1,15 @@
 //! Watching one socket without a poller, for `dominoes-preload`. Not part of the interface.
 
 use std::sync::{Arc, atomic::AtomicBool, atomic::Ordering};
+use std::time::Instant;
 
 use dominoes::Watch;
 
 use super::source::{Source, Target};
+use crate::io::driven::{Driven, Wait};
+use crate::socket::Sockets;
+
+pub use crate::io::driven::Waits;
 
 /// What the calls of a socket would find.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,5 +75,43 @@ impl Watchable {
             error: sight.error,
             arrived: sight.arrived,
         }
+    }
+}
+
+/// The stack of some sockets, which a thread that waits may drive, as blocking calls do.
+pub struct Driver(Arc<dyn Driven>);
+
+impl Driver {
+    /// `None` if only threads of the stack drive it.
+    pub fn new(sockets: &Sockets) -> Option<Driver> {
+        sockets.world().driven().map(Driver)
+    }
+
+    /// Drives until `is_over`, which is asked after each turn and before each sleep in the device,
+    /// or until this time. Returns false if this thread cannot drive (any more).
+    pub fn drive(&self, until: Option<Instant>, is_over: &mut dyn FnMut() -> bool) -> bool {
+        self.0.drive(&mut Wait {
+            event: None,
+            until,
+            beside: None,
+            leaves: false,
+            is_over,
+        })
+    }
+
+    /// Runs a turn if no thread drives at this moment.
+    pub fn pass(&self) {
+        self.0.pass();
+    }
+
+    /// Notes that this thread waits without driving, until the result is dropped.
+    pub fn wait_without(&self) -> Waits {
+        Waits::new(&self.0)
+    }
+}
+
+impl core::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Driver").finish_non_exhaustive()
     }
 }
