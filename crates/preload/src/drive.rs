@@ -75,23 +75,20 @@ pub(crate) fn start(sockets: &Sockets) {
     }
 }
 
-/// Makes the threads of the program return the stack at the end of the process. Returns whether
-/// they did.
-pub(crate) fn end() -> bool {
+/// Makes the threads of the program return the stack at the end of the process, and not take it
+/// again as long as the result exists. `None`: one has not returned it in time.
+pub(crate) fn end() -> Option<impl Drop> {
     let until = Instant::now() + PATIENCE;
-    if let Some(driver) = DRIVER.get().filter(|_| !IS_INSIDE.get()) {
-        // No thread of the program drives from now on.
-        core::mem::forget(driver.wait_without());
-    }
+    let waits = driver().and_then(Driver::wait_without);
     // ORDERING: Relaxed: the stack's own lock orders the rest.
     while DRIVING.load(Ordering::Relaxed) > 0 {
         if IS_INSIDE.get() || Instant::now() > until {
             stack::say("the stack is busy, so its connections end without a FIN");
-            return false;
+            return None;
         }
         thread::sleep(Duration::from_micros(50));
     }
-    true
+    Some(Sleeper(waits))
 }
 
 /// Notes that a mirror shows another state than before.
@@ -127,7 +124,7 @@ fn inside<R>(call: impl FnOnce() -> R) -> R {
 
 /// Runs a call that waits in the kernel for a socket of ours.
 pub(crate) fn beside<R>(call: impl FnOnce() -> R) -> R {
-    let _waits = driver().map(|driver| Sleeper(Some(inside(|| driver.wait_without()))));
+    let _waits = driver().map(|driver| Sleeper(inside(|| driver.wait_without())));
     call()
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use dominoes_netstack::{Ipv6Config, Limits, Sockets, Stack};
 
 use crate::config::Config;
-use crate::sys::{self, Fd};
+use crate::sys::{self, Fd, Kept};
 use crate::{device, drive, table};
 
 /// The exit code of a program that cannot have its sockets.
@@ -219,6 +219,8 @@ fn try_start(config: &Config) -> Result<Sockets, Failed> {
     let other = |error: &dyn core::fmt::Display| Failed::Other(error.to_string());
     let name = UnixAddr::from_abstract_name(lock_name(config)).map_err(|error| other(&error))?;
     let lock = UnixListener::bind_addr(&name).map_err(|_| Failed::Taken)?;
+    // Makes room for the high numbers. Once there are threads, the kernel would wait for them.
+    let _ = Kept::duplicate(lock.as_raw_fd(), least_descriptor());
     let device = device::open(config)
         .map_err(|error| Failed::Other(format!("{}: {error}", config.interface)))?;
     let _ = DEVICE_LOCK.set(lock);
@@ -281,11 +283,11 @@ pub(crate) extern "C" fn end() {
     }
     let stack = STACK.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(stack) = stack else { return };
-    if !drive::end() {
+    let Some(_waits) = drive::end() else {
         // Its end would wait for the thread that has it.
         core::mem::forget(stack);
         return;
-    }
+    };
     if config().is_some_and(|config| config.prints_stats) {
         let stats = stack.stats();
         say(&format!(

@@ -1,6 +1,6 @@
 //! Watching one socket without a poller, for `dominoes-preload`. Not part of the interface.
 
-use std::sync::{Arc, atomic::AtomicBool, atomic::Ordering};
+use std::sync::{Arc, Weak, atomic::AtomicBool, atomic::Ordering};
 use std::time::Instant;
 
 use dominoes::Watch;
@@ -78,35 +78,40 @@ impl Watchable {
     }
 }
 
-/// The stack of some sockets, which a thread that waits may drive, as blocking calls do.
-pub struct Driver(Arc<dyn Driven>);
+/// The stack of some sockets, which a thread that waits may drive, as blocking calls do. It does
+/// not keep the stack.
+pub struct Driver(Weak<dyn Driven>);
 
 impl Driver {
     /// `None` if only threads of the stack drive it.
     pub fn new(sockets: &Sockets) -> Option<Driver> {
-        sockets.world().driven().map(Driver)
+        let driven = sockets.world().driven()?;
+        Some(Driver(Arc::downgrade(&driven)))
     }
 
     /// Drives until `is_over`, which is asked after each turn and before each sleep in the device,
     /// or until this time. Returns false if this thread cannot drive (any more).
     pub fn drive(&self, until: Option<Instant>, is_over: &mut dyn FnMut() -> bool) -> bool {
-        self.0.drive(&mut Wait {
+        let mut wait = Wait {
             event: None,
             until,
             beside: None,
             leaves: false,
             is_over,
-        })
+        };
+        self.0.upgrade().is_some_and(|it| it.drive(&mut wait))
     }
 
     /// Runs a turn if no thread drives at this moment.
     pub fn pass(&self) {
-        self.0.pass();
+        if let Some(driven) = self.0.upgrade() {
+            driven.pass();
+        }
     }
 
     /// Notes that this thread waits without driving, until the result is dropped.
-    pub fn wait_without(&self) -> Waits {
-        Waits::new(&self.0)
+    pub fn wait_without(&self) -> Option<Waits> {
+        self.0.upgrade().as_ref().map(Waits::new)
     }
 }
 
