@@ -17,10 +17,23 @@ use crate::config::{Config, Kind};
 /// As for [`open`].
 #[allow(dead_code, reason = "only the launcher uses it")]
 pub(crate) fn check(config: &Config) -> Result<(), DeviceError> {
+    let interface = &config.interface;
     match config.kind {
-        Kind::Packet => AfPacket::check(&config.interface, &packet_options(config)),
+        Kind::Packet => AfPacket::check(interface, &packet_options(config)),
+        // To open it would make one that nobody else uses.
+        Kind::Tap | Kind::Tun if !exists(interface) => Err(DeviceError::NoSuchInterface {
+            interface: interface.clone(),
+        }),
         _ => open(config).map(drop),
     }
+}
+
+/// Whether this network namespace has an interface of that name, as far as `/proc` says.
+#[allow(dead_code, reason = "only the launcher uses it")]
+fn exists(name: &str) -> bool {
+    let list = std::fs::read_to_string("/proc/self/net/dev");
+    let is_it = |line: &str| line.trim_start().split(':').next() == Some(name);
+    list.map_or(true, |list| list.lines().any(is_it))
 }
 
 fn packet_options(config: &Config) -> AfPacketOptions {

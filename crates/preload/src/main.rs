@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use config::{Config, Kind, VARIABLES};
+use dominoes_drivers::DeviceError;
 
 /// The exit code without a device, as of a shell without the program.
 const NOTHING: u8 = 127;
@@ -96,13 +97,13 @@ fn start(run: Run) -> Result<core::convert::Infallible, Box<dyn Error>> {
     command.args(arguments);
     // The program opens it again. A message here is clearer than one from within the program.
     match device::check(&config) {
-        Err(error) if config.falls_back => {
-            eprintln!(
-                "dominoes-run: {}: {error}; using the kernel's sockets",
-                config.interface
-            );
+        Err(error) => {
+            let text = format!("{}: {}", config.interface, explain(&error));
+            if !config.falls_back {
+                return Err(text.into());
+            }
+            eprintln!("dominoes-run: {text}; using the kernel's sockets");
         }
-        Err(error) => return Err(format!("{}: {error}", config.interface).into()),
         Ok(()) => {
             let mut preload = library()?.into_os_string();
             if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|all| !all.is_empty()) {
@@ -118,6 +119,19 @@ fn start(run: Run) -> Result<core::convert::Infallible, Box<dyn Error>> {
         }
     }
     Err(format!("{}: {}", name.display(), command.exec()).into())
+}
+
+/// What to do about an error. The program opens the device, so a capability of the launcher alone
+/// would not do.
+fn explain(error: &DeviceError) -> String {
+    match error {
+        DeviceError::Privilege {
+            what, capability, ..
+        } if capability.starts_with("CAP_") => {
+            format!("{what}: the program needs {capability}; try: sudo dominoes-run ...")
+        }
+        error => error.to_string(),
+    }
 }
 
 /// The library, which is beside this program, or at the path in `DOMINOES_LIBRARY`.

@@ -108,6 +108,11 @@ fn without_a_device_or_with_wrong_options_nothing_runs() -> Result<(), Failed> {
             0,
             "it runs",
         ),
+        (
+            "--tap nothing0 --addr 10.78.0.1/24 -- true",
+            127,
+            "nothing0",
+        ),
         ("--packet lo -- true", 127, "an address is missing"),
         (
             "--packet lo --addr 10.78.0.1 -- true",
