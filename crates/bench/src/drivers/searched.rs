@@ -103,8 +103,9 @@ impl Searches {
         }))
     }
 
-    fn search(&self, frames: &[Frame]) {
-        let (mut text, mut bad) = ([0; MAX_TEXT], 0);
+    /// Searches `frames`, of which there should be `count`.
+    fn search(&self, frames: &[Frame], count: usize) {
+        let (mut text, mut bad) = ([0; MAX_TEXT], count.abs_diff(frames.len()) as u64);
         for frame in frames {
             let payload = &frame.bytes()[HEADERS..];
             let is_good = kernel::verify_datagram(frame.bytes());
@@ -128,7 +129,7 @@ impl Searches {
         match self.bad.load(Ordering::Relaxed) {
             0 if self.search.received() == self.each * datagrams => Ok(()),
             0 => Err(format!("a search of {datagrams} datagrams missed words")),
-            bad => Err(format!("{bad} datagrams had a bad checksum")),
+            bad => Err(format!("{bad} datagrams were lost, or had a bad checksum")),
         }
     }
 }
@@ -141,7 +142,7 @@ impl Driver for Alone {
         let Alone(source, searches, datagrams) = self;
         let frames = source.next();
         *datagrams += frames.len() as u64;
-        searches.search(&frames);
+        searches.search(&frames, frames.len());
         source.used = frames;
         source.used.len()
     }
@@ -183,7 +184,7 @@ fn replicated(_: Direction, workload: &Workload, cores: usize) -> Result<Row, St
     let (shared, returned) = (Arc::clone(&searches), Arc::clone(&used));
     let perform = move |request: Request, _: Seq| {
         let mut frames = mem::take(&mut *lock(&request.1));
-        shared.search(&frames);
+        shared.search(&frames, request.0);
         lock(&returned).append(&mut frames);
     };
     let group = Group::builder(0, cores);

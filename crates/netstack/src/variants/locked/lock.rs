@@ -132,7 +132,12 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..2_000 {
-                        timed(&lock, |count| *count += 1);
+                        timed(&lock, |count| {
+                            let was = *count;
+                            // A second holder would begin from the same number.
+                            std::thread::yield_now();
+                            *count = was + 1;
+                        });
                     }
                 });
             }
