@@ -23,9 +23,12 @@ const OPTIONS: [(c_int, c_int); 6] = [
 /// The bits that ask for destinations.
 pub(crate) const DESTINATIONS: u8 = 1 | 1 << 3;
 
-/// The options that are set, in bits.
-pub(crate) fn wanted(shadow: Fd) -> u8 {
-    let is_set = |(level, name)| sys::option::<c_int>(shadow, level, name).is_ok_and(|on| on != 0);
+/// The options that are set, in bits. A socket of IPv4 has none of IPv6.
+pub(crate) fn wanted(shadow: Fd, domain: c_int) -> u8 {
+    let is_set = |(level, name)| {
+        (domain == libc::AF_INET6 || level == IPPROTO_IP)
+            && sys::option::<c_int>(shadow, level, name).is_ok_and(|on| on != 0)
+    };
     let bits = OPTIONS.into_iter().enumerate();
     bits.fold(0, |all, (bit, option)| {
         all | u8::from(is_set(option)) << bit

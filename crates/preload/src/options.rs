@@ -189,7 +189,7 @@ pub(crate) fn apply_to_datagrams(udp: &Udp, shadow: Fd, domain: c_int) {
     let loops = number(shadow, level, loops) != Some(0);
     let _ = udp.whole.set_multicast_loop_v4(loops);
     let _ = udp.whole.set_multicast_loop_v6(loops);
-    let wanted = control::wanted(shadow);
+    let wanted = control::wanted(shadow, domain);
     let before = udp.wanted.swap(wanted, Ordering::Relaxed);
     if (before ^ wanted) & control::DESTINATIONS != 0 {
         udp.whole

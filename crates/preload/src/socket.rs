@@ -204,7 +204,9 @@ impl Socket {
             .enumerate()
         {
             if common.has_options.load(Ordering::Relaxed)
-                && let Ok(value) = sys::option(shadow.number(), libc::SOL_SOCKET, name)
+                && let Ok(value) =
+                    sys::option::<libc::timeval>(shadow.number(), libc::SOL_SOCKET, name)
+                && (value.tv_sec, value.tv_usec) != (0, 0)
             {
                 mirror.set_timeout(direction, value);
             }

@@ -105,7 +105,7 @@ fn listed(sets: &[Vec<c_ulong>; 3], count: c_int) -> Vec<pollfd> {
 const MOST_LOOKS: usize = 16;
 
 /// Waits as `poll` does while this thread drives the stack, without mirrors: looks at the sockets
-/// of ours after each turn, and at other descriptors when one of them is ready, too.
+/// of ours after each turn, and at other descriptors at first and after each sleep.
 ///
 /// # Errors
 /// The rest of the time, in which the kernel waits: this thread cannot drive, or a state is not
@@ -121,7 +121,9 @@ fn quick(fds: &mut [pollfd], limit: Option<Duration>) -> Result<c_int, Option<Du
     }
     let others = entries().filter(|(at, _)| mine.iter().all(|(mine, _)| mine != at));
     let (places, mut beside): (Vec<usize>, Vec<pollfd>) = others.unzip();
-    beside.iter_mut().for_each(|one| one.revents = 0);
+    if sys::poll_now(&mut beside).is_err() {
+        return Err(limit);
+    }
     let start = Instant::now();
     let check = |beside: &[pollfd]| {
         let mut ready = 0;
@@ -134,13 +136,6 @@ fn quick(fds: &mut [pollfd], limit: Option<Duration>) -> Result<c_int, Option<Du
                 if state.readable { READ } else { 0 } | if state.writable { WRITE } else { 0 };
             fds[*at].revents = fds[*at].events & can;
             ready += c_int::from(fds[*at].revents != 0);
-        }
-        if ready == 0 && beside.iter().all(|one| one.revents == 0) {
-            return None;
-        }
-        let mut beside = beside.to_vec();
-        if sys::poll_now(&mut beside).is_err() {
-            return Some(None);
         }
         for (at, one) in places.iter().zip(beside) {
             fds[*at].revents = one.revents;
