@@ -117,8 +117,7 @@ pub(crate) fn datagrams(
     let (rx, tx) = Box::new(device).split();
     if direction.receives() {
         let head = datagrams::HEADERS;
-        let units = Units::of(workload)?;
-        let driver = ReceiveDriver::new((rx, None), Check::Datagram, head, units, workload, cores);
+        let driver = ReceiveDriver::new((rx, None), Check::Datagram, head, None, workload, cores);
         return Ok(on_each("limit", cores, driver));
     }
     let slots = workload.transmit_slots() as usize;

@@ -18,7 +18,7 @@ use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::kernel;
 use dominoes_proto::packet::{self, Packet};
 
-use super::limit::{self, lock};
+use super::limit::lock;
 use super::{Direction, Driver, Row, Variant};
 use crate::datagrams::{self, DatagramDevice, HEADERS};
 use crate::inline::search;
@@ -37,9 +37,6 @@ fn can(direction: Direction, workload: &Workload) -> bool {
 
 /// The rows.
 pub(crate) const VARIANTS: &[Variant] = &[
-    Variant::new("limit", "the same with no protocol", limit::datagrams)
-        .scales()
-        .can(can),
     Variant::new("single", "one core, no log", |_, workload, _| {
         let driver = Alone(Source::new(workload), Searches::new(workload)?, 0);
         Ok(Row::new("single", vec![Box::new(driver)]))

@@ -3,7 +3,7 @@
 use super::Experiment;
 use crate::drivers::{Direction, searched};
 use crate::lineup::{Panel, Wanted};
-use crate::ratio::{Target, case, row};
+use crate::ratio::{Target, case, ratios};
 use crate::workload::{Processing, Workload};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -75,10 +75,9 @@ fn datagrams(wanted: &Wanted) -> Panel {
     };
     let mut panel = wanted.panel("datagrams, search", direction, workload);
     panel.entries = wanted.entries_of(searched::VARIANTS, direction, &["*"], "", workload);
-    let of = |what: &str, other| {
-        let what = format!("datagrams with search, 2 replicas / {what}");
-        Target::of(what, row("replicated", 2), other, None)
+    let targets = ratios! {
+        str::to_owned;
+        "datagrams with search, 2 replicas / single": "replicated" 2 / "single" 1, None;
     };
-    let targets = vec![of("single", row("single", 1)), of("limit", row("limit", 2))];
     panel.targets(wanted, targets)
 }
