@@ -5,16 +5,16 @@
 //! one byte. Three times a length and a JSON text follow: the parameters of the test, and the
 //! results of both sides. Connections for data begin with the same cookie.
 
-use std::io::{self, Read, Write};
-use std::sync::Arc;
+use std::io::{self, BufRead, Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use dominoes_netstack::TcpPolicy;
 use serde_json::{Value, json};
 
-use crate::net::{Connection, Halves, Listener, Writer};
+use crate::net::{Connection, Listener, Writer};
 use crate::process::{Process, Work};
 use crate::{drain, read_array};
 
@@ -42,6 +42,9 @@ pub(crate) const COOKIE: usize = 37;
 const LONGEST: u32 = 1 << 20;
 /// How long a stream pauses when it exceeds its rate, as in iperf3.
 const PACING_INTERVAL: Duration = Duration::from_millis(1);
+
+/// How long we wait for the first bytes of a stream. A client that sends little uses only some.
+const BEGINNING: Duration = Duration::from_secs(1);
 
 /// The most streams of a test, as in iperf3.
 const STREAMS: u64 = 128;
@@ -88,8 +91,9 @@ impl Parameters {
 }
 
 /// One connection for data.
+#[derive(Default)]
 struct Stream {
-    we_send: bool,
+    we_send: AtomicBool,
     bytes: AtomicU64,
 }
 
@@ -104,45 +108,58 @@ fn test(control: Connection, listener: &Listener, process: Option<Process>) -> i
     };
     send_state(&mut to, CREATE_STREAMS)?;
     let over = Arc::new(AtomicBool::new(false));
-    let mut streams = Vec::new();
-    let mut begin = Vec::new();
-    // Streams on which the client sends are first.
+    let count = parameters.streams as usize;
     let (they, we) = parameters.directions;
-    for we_send in [they.then_some(false), we.then_some(true)]
-        .into_iter()
-        .flatten()
-    {
-        for _ in 0..parameters.streams {
-            let connection = accept(listener, &cookie)?;
-            let stream = Arc::new(Stream {
-                we_send,
-                bytes: AtomicU64::new(0),
-            });
-            streams.push(Arc::clone(&stream));
-            begin.push((connection, stream));
-        }
+    let of_them = if they { count } else { 0 };
+    let mut accepted = Vec::new();
+    for _ in 0..of_them + if we { count } else { 0 } {
+        accepted.push(accept(listener, &cookie)?);
     }
     send_state(&mut to, TEST_START)?;
     send_state(&mut to, TEST_RUNNING)?;
     let start = Instant::now();
-    for (connection, stream) in begin {
+    let (begun, beginnings) = mpsc::channel();
+    let mut idle = Vec::new();
+    // The threads end when the client closes, after it has received the results.
+    for (number, connection) in accepted.into_iter().enumerate() {
         let mut work = process.map(Work::new).transpose()?;
-        let halves = match &work {
+        let (reader, writer) = match &work {
             Some(work) => connection.units(work.processor())?,
             None => connection.split()?,
         };
-        let over = Arc::clone(&over);
-        let (block, rate) = (parameters.block, parameters.rate);
-        // The threads end when the client closes, after it has received the results.
-        thread::Builder::new().spawn(move || {
-            let _ = if stream.we_send {
-                fill(halves.1, &stream, &over, block, rate)
-            } else {
-                empty(halves, &stream, |payload| match &mut work {
+        let stream = Arc::new(Stream::default());
+        let mut unread = Some(reader);
+        if they && let Some(reader) = unread.take() {
+            let (begun, stream) = (begun.clone(), Arc::clone(&stream));
+            thread::Builder::new().spawn(move || {
+                let begin = || _ = begun.send(number);
+                let _ = empty(reader, &stream, begin, |payload| match &mut work {
                     Some(work) => work.take(payload),
                     None => payload.len(),
-                })
-            };
+                });
+            })?;
+        }
+        idle.push((number, writer, unread, stream));
+    }
+    // With both directions the client opens those first on which it sends. They may be accepted in
+    // another order, so we look where bytes arrive.
+    let mut theirs = Vec::new();
+    while we
+        && theirs.len() < of_them
+        && let Ok(number) = beginnings.recv_timeout(BEGINNING)
+    {
+        theirs.push(number);
+    }
+    idle.sort_by_key(|(number, ..)| !theirs.contains(number));
+    let streams: Vec<_> = idle.iter().map(|(.., stream)| Arc::clone(stream)).collect();
+    for (_, writer, unread, stream) in idle.drain(of_them..) {
+        // ORDERING: Relaxed, because only this thread reads it.
+        stream.we_send.store(true, Relaxed);
+        let over = Arc::clone(&over);
+        let (block, rate) = (parameters.block, parameters.rate);
+        thread::Builder::new().spawn(move || {
+            let _ = fill(writer, &stream, &over, block, rate);
+            drop(unread);
         })?;
     }
     let state = read_state(&mut from)?;
@@ -203,17 +220,21 @@ fn fill(
     Ok(())
 }
 
-/// Reads until the client closes. `take` returns how many bytes of the stream it was given.
+/// Reads until the client closes. Calls `begin` when the first bytes arrive. `take` returns how many
+/// bytes of the stream it was given.
 fn empty(
-    (reader, writer): Halves,
+    reader: Box<dyn BufRead + Send>,
     stream: &Stream,
+    begin: impl FnOnce(),
     mut take: impl FnMut(&[u8]) -> usize,
 ) -> io::Result<()> {
+    let mut begin = Some(begin);
     drain(reader, |bytes| {
+        if let Some(begin) = begin.take() {
+            begin();
+        }
         stream.bytes.fetch_add(take(bytes) as u64, Relaxed);
-    })?;
-    drop(writer);
-    Ok(())
+    })
 }
 
 /// Our results, for the client. It identifies streams by number: 1, 3, 4, 5 and so on.
@@ -250,7 +271,8 @@ fn results(streams: &[Arc<Stream>], seconds: f64) -> Value {
 
 fn print(streams: &[Arc<Stream>], seconds: f64) {
     for (we_send, verb) in [(false, "received"), (true, "sent")] {
-        let these = streams.iter().filter(|stream| stream.we_send == we_send);
+        let these = streams.iter();
+        let these = these.filter(|stream| stream.we_send.load(Relaxed) == we_send);
         let bytes: u64 = these.map(|stream| stream.bytes.load(Relaxed)).sum();
         if bytes > 0 {
             let rate = bytes as f64 * 8e-9 / seconds;

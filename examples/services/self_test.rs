@@ -275,7 +275,8 @@ fn iperf(stack: &Stack, mut parameters: serde_json::Value, numbers: &[u64]) -> O
     for at in 0..numbers.len() {
         let mut stream = connect(stack, IPERF)?;
         stream.write_all(&cookie)?;
-        streams.push((stream, if both { at == 0 } else { !reverse }));
+        // A server may accept streams in another order than the client opened them.
+        streams.push((stream, if both { at == 1 } else { !reverse }));
     }
     expect_state(&mut control, TEST_START)?;
     expect_state(&mut control, TEST_RUNNING)?;
@@ -302,6 +303,7 @@ fn iperf(stack: &Stack, mut parameters: serde_json::Value, numbers: &[u64]) -> O
     for worker in workers {
         done.push(worker.join().map_err(|_| "a stream panicked")??);
     }
+    done.sort_by_key(|(_, we_send, _)| !*we_send);
     control.write_all(&[TEST_END])?;
     expect_state(&mut control, EXCHANGE_RESULTS)?;
     write_json(&mut control, &json!({"streams": []}))?;
