@@ -28,16 +28,16 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 
 const PARTS: [Part; 10] = [
     part("crates/dominoes", 23_300, 17_000),
-    part("crates/drivers", 24_400, 20_000),
+    part("crates/drivers", 25_000, 20_000),
     part("crates/netstack/proto", 37_300, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
-        ..part("crates/netstack", 68_300, 45_000)
+        ..part("crates/netstack", 68_900, 45_000)
     },
     part("crates/bench", 33_550, 21_000),
     part("crates/preload", 8_800, 4_000),
     part("crates/testkit", 3_500, 3_000),
-    part("tests", 21_700, 11_500),
+    part("tests", 21_750, 11_500),
     part("examples", 9_300, 5_000),
     part("fuzz", 4_700, 3_500),
 ];

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use dominoes_drivers::Device;
-use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
+use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing, Spread};
 use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, Redirect};
 use dominoes_drivers::tap::Tap;
 use dominoes_drivers::tun::Tun;
@@ -16,6 +16,7 @@ pub(crate) const USAGE: &str = "  --tap NAME          use this TAP interface
   --tun NAME          use this TUN interface
   --packet NAME       use this network interface through AF_PACKET
   --xdp NAME          use this network interface through AF_XDP
+  --queues N          open N queues of it, for as many replicas [1]
   --ring KIND         AF_PACKET: slots, blocks or none [slots]
   --slot-bytes N      AF_PACKET: one ring with slots of this length [by the interface]
   --no-offloads       leave no checksum and no segmentation to the device
@@ -36,6 +37,7 @@ pub(crate) enum Which {
 #[derive(Clone)]
 pub(crate) struct DeviceOptions {
     pub(crate) which: Which,
+    queues: usize,
     ring: RxRing,
     slot_bytes: Option<usize>,
     offloads: bool,
@@ -47,6 +49,7 @@ impl Default for DeviceOptions {
     fn default() -> DeviceOptions {
         DeviceOptions {
             which: Which::Memory,
+            queues: 1,
             ring: RxRing::Slots,
             slot_bytes: None,
             offloads: true,
@@ -64,6 +67,7 @@ impl DeviceOptions {
             "tun" => self.which = Which::Tun(arguments.text()?),
             "packet" => self.which = Which::Packet(arguments.text()?),
             "xdp" => self.which = Which::Xdp(arguments.text()?),
+            "queues" => self.queues = arguments.number(1..=64)?,
             "ring" => {
                 self.ring = arguments.parse_with(|ring| match ring {
                     "slots" => Ok(RxRing::Slots),
@@ -92,12 +96,20 @@ impl DeviceOptions {
         Ok(Some(match &self.which {
             Which::Memory => return Ok(None),
             Which::Tap(name) => {
-                let tap = Tap::options().offloads(self.offloads).open(name)?;
-                (Box::new(tap), format!("{name} (TAP)"))
+                let options = Tap::options().offloads(self.offloads);
+                let queues = match self.queues {
+                    1 => vec![options.open(name)?],
+                    count => Tap::open_queues(name, &options, count)?,
+                };
+                (Box::new(queues), format!("{name} (TAP)"))
             }
             Which::Tun(name) => {
-                let tun = Tun::options().offloads(self.offloads).open(name)?;
-                (Box::new(tun), format!("{name} (TUN)"))
+                let options = Tun::options().offloads(self.offloads);
+                let queues = match self.queues {
+                    1 => vec![options.open(name)?],
+                    count => Tun::open_queues(name, &options, count)?,
+                };
+                (Box::new(queues), format!("{name} (TUN)"))
             }
             Which::Packet(name) => {
                 let mut options = AfPacketOptions::default()
@@ -108,9 +120,12 @@ impl DeviceOptions {
                 if let Some(bytes) = self.slot_bytes {
                     options = options.slot_bytes(bytes);
                 }
-                let device = AfPacket::open(name, options)?;
+                let queues = match self.queues {
+                    1 => vec![AfPacket::open(name, options)?],
+                    count => AfPacket::open_queues(name, &options, count, Spread::Flow)?,
+                };
                 let text = format!("{name} (AF_PACKET, ring: {:?})", self.ring);
-                (Box::new(device), text)
+                (Box::new(queues), text)
             }
             Which::Xdp(name) => {
                 let mut options = AfXdpOptions::default()
@@ -123,7 +138,8 @@ impl DeviceOptions {
                     // known yet.
                     options = options.redirect(Redirect::Everything);
                 }
-                let device = AfXdp::open(name, &options)?;
+                let queues = AfXdp::open_queues(name, &options, self.queues as u32)?;
+                let device = &queues[0];
                 if let Some(advice) = device.advice() {
                     eprintln!("{name}: {advice}");
                 }
@@ -132,7 +148,7 @@ impl DeviceOptions {
                 } else {
                     "copies"
                 };
-                (Box::new(device), format!("{name} (AF_XDP, {copies})"))
+                (Box::new(queues), format!("{name} (AF_XDP, {copies})"))
             }
         }))
     }

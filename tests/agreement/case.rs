@@ -11,8 +11,8 @@ use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::Worker as _;
 use dominoes_netstack::{Entry, Limits, Recorder, ReplicaState};
 use dominoes_proto::log::request::Body;
-use dominoes_testkit::Rng;
 use dominoes_testkit::packet::{self, ACK, Family, ICMP, Path, SYN, Segment, TCP, UDP};
+use dominoes_testkit::{Rng, mix};
 
 use super::app::Application;
 use super::check::{Failure, Marks};
@@ -529,7 +529,15 @@ impl<T: FaultHooks> Case<'_, T> {
             size,
             header_len: lower + header,
         });
-        self.script.push_frame(frame);
+        // By the ports, so that a flow has one queue.
+        let ports = usize::from(lower)..usize::from(lower) + 4;
+        let ports = frame.bytes().get(ports).unwrap_or_default();
+        let ports = ports
+            .iter()
+            .fold(0, |all, byte| all << 8 | u64::from(*byte));
+        let queue = mix(ports) as usize % self.plan.queues();
+        self.seen.other_queue |= queue > 0;
+        self.script.push_to(queue, frame);
         true
     }
 

@@ -46,6 +46,11 @@ pub(crate) fn family(seed: u64) -> Family {
 }
 
 impl Plan {
+    /// Queues of the device: one in half of the plans, else two or three.
+    pub(crate) fn queues(&self) -> usize {
+        [1, 1, 2, 3][mix(self.seed ^ 2) as usize % 4]
+    }
+
     /// The IP version of its packets.
     pub(crate) fn family(&self) -> Family {
         family(self.seed)

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 
 use dominoes_drivers::Device;
-use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_drivers::memory::{MemoryConfig, Script, scripted_queues};
 use dominoes_netstack::group::Layout;
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::Setup;
@@ -18,7 +18,7 @@ pub(crate) fn device(plan: &Plan) -> (Box<dyn Device>, Script) {
     let config = MemoryConfig::default()
         .tso4_max_bytes(plan.device.cuts)
         .uso_max_bytes(plan.device.cuts);
-    let (device, script) = scripted_with(config);
+    let (device, script) = scripted_queues(config, plan.queues());
     (Box::new(device), script)
 }
 

@@ -65,6 +65,7 @@ coverage! {
     joined_beside_flipped: "a worker that joined while a state was wrong";
     log_full: "a batch that waited for room in the log";
     helped: "a batch that another worker parsed than the one that claimed it";
+    other_queue: "frames in several queues of the device";
     over_ipv6: "segments of IPv6";
     odd: "what honest peers seldom send";
 }

@@ -116,12 +116,18 @@ pub(crate) struct Ends {
 
 impl Ends {
     pub(crate) fn new(device: Device) -> Result<Ends, Failed> {
+        Ends::with_queues(device, false)
+    }
+
+    /// As [`Ends::new`]; a TAP or TUN is for `several` queues, or for one.
+    fn with_queues(device: Device, several: bool) -> Result<Ends, Failed> {
         let peer = Namespace::new("peer")?;
         let interface = device.interface();
         let ours = match device {
             Device::Tap | Device::Tun => {
                 let mode = device.option().trim_start_matches('-');
-                peer.ip(&format!("tuntap add dev {interface} mode {mode}"))?;
+                let queues = if several { " multi_queue" } else { "" };
+                peer.ip(&format!("tuntap add dev {interface} mode {mode}{queues}"))?;
                 None
             }
             Device::Packet | Device::Xdp => {
@@ -373,7 +379,7 @@ impl Fixture {
         lines: Option<usize>,
         prepare: impl FnOnce(&Namespace) -> Result<(), Failed>,
     ) -> Result<Fixture, Failed> {
-        let ends = Ends::new(device)?;
+        let ends = Ends::with_queues(device, arguments.contains(&"--queues"))?;
         Fixture::start_between(ends, program, arguments, root, lines, prepare)
     }
 

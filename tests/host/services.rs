@@ -10,8 +10,11 @@ use crate::fixture::{Device, Fixture, OURS, Temporary};
 use crate::{CURL, Test, same};
 
 /// Each kind of device: its name, the device, and arguments for the example.
-pub(crate) const DEVICES: [(&str, Device, &[&str]); 7] = [
+pub(crate) const DEVICES: [(&str, Device, &[&str]); 10] = [
     ("tap", Device::Tap, &[]),
+    ("tap_queues", Device::Tap, &QUEUES),
+    ("tun_queues", Device::Tun, &QUEUES),
+    ("packet_queues", Device::Packet, &QUEUES),
     ("tun", Device::Tun, &[]),
     ("tun_no_offloads", Device::Tun, &["--no-offloads"]),
     ("packet_copies", Device::Packet, &["--ring", "none"]),
@@ -19,6 +22,9 @@ pub(crate) const DEVICES: [(&str, Device, &[&str]); 7] = [
     ("packet_blocks", Device::Packet, &["--ring", "blocks"]),
     ("xdp", Device::Xdp, &[]),
 ];
+
+/// Two queues of the device, and a replica for each.
+const QUEUES: [&str; 4] = ["--queues", "2", "--replicas", "2"];
 
 pub(crate) const TESTS: &[(&str, Test)] = &[
     ("iperf3_runs_each_way", iperf3_runs_each_way),
@@ -48,6 +54,7 @@ pub(crate) fn iperf3_runs_each_way(
         ("ours", &["-R"]),
         ("both", &["--bidir"]),
         ("4 streams", &["-P", "4"]),
+        ("4 streams of ours", &["-P", "4", "-R"]),
     ] {
         let arguments = [&["-c", OURS, "-n", "256M", "-J"], more].concat();
         let said = fixture.run("iperf3", &arguments)?;

@@ -94,7 +94,7 @@ impl Descriptors {
     /// Waits until a descriptor is ready, `event` is signalled, or the timeout is over. Returns
     /// whether `event` is signalled.
     pub fn wait(&self, event: &EventFd, timeout: Option<Duration>) -> bool {
-        let ready = sys::wait_readable(&[self.as_fd()], event.as_fd(), None, timeout);
+        let ready = sys::wait_readable(&[self.as_fd()], event.as_fd(), [None; 2], timeout);
         ready.is_ok_and(|ready| ready.event)
     }
 }

@@ -13,6 +13,8 @@ thread_local! {
     /// The number of the descriptor beside the device, while this thread waits with
     /// [`wait_beside`], and whether it was readable.
     static BESIDE: Cell<(Option<RawFd>, bool)> = const { Cell::new((None, false)) };
+    /// The same for further queues of the device, with [`wait_for_queues`].
+    static QUEUES: Cell<(Option<RawFd>, bool)> = const { Cell::new((None, false)) };
 }
 
 /// A descriptor beside a device.
@@ -33,6 +35,31 @@ pub fn wait_beside(beside: Option<Beside<'_>>, wait: impl FnOnce()) -> bool {
     let _end = End;
     wait();
     BESIDE.get().1
+}
+
+/// Runs `wait`, which waits for one queue of a device on this thread. It also ends when `queues`
+/// is readable. Returns whether it was.
+pub(crate) fn wait_for_queues<E>(
+    queues: BorrowedFd<'_>,
+    wait: impl FnOnce() -> Result<(), E>,
+) -> Result<bool, E> {
+    /// Also if `wait` unwinds.
+    struct End;
+    impl Drop for End {
+        fn drop(&mut self) {
+            QUEUES.set((None, false));
+        }
+    }
+    QUEUES.set((Some(queues.as_raw_fd()), false));
+    let _end = End;
+    wait()?;
+    Ok(QUEUES.get().1)
+}
+
+/// Whether the last wait of this thread has found a descriptor beside the device, or another
+/// queue, readable.
+pub(crate) fn is_other_ready() -> bool {
+    BESIDE.get().1 || QUEUES.get().1
 }
 
 /// One thread waits for a device's descriptor, and other threads may wake it.
@@ -101,9 +128,11 @@ impl FdEvent {
         let ready = if shared.woken.load(SeqCst) {
             Ok(sys::Ready::default())
         } else {
-            let (beside, _) = BESIDE.get();
-            let ready = sys::wait_readable(device, shared.event.as_fd(), beside, timeout);
-            BESIDE.set((beside, ready.as_ref().is_ok_and(|ready| ready.beside)));
+            let others = [BESIDE.get().0, QUEUES.get().0];
+            let ready = sys::wait_readable(device, shared.event.as_fd(), others, timeout);
+            let found = ready.as_ref().map_or([false; 2], |ready| ready.others);
+            BESIDE.set((others[0], found[0]));
+            QUEUES.set((others[1], found[1]));
             ready
         };
         shared.waiting.store(false, SeqCst);

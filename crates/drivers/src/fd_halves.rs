@@ -8,7 +8,7 @@ use crate::{
     Capabilities, DeviceError, DeviceRx, DeviceTx, DeviceWaker, ETHERNET_HEADER_LEN, Frame,
     LinkType, RxChecksum, RxMeta, RxStats, TxChecksum, TxFrame, TxMeta, TxStats, sys,
 };
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -197,6 +197,10 @@ impl DeviceRx for FdRx {
 
     fn waker(&self) -> DeviceWaker {
         self.event.waker()
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.link.fd.as_fd()]
     }
 
     fn stats(&self) -> RxStats {

@@ -28,6 +28,8 @@ pub const VLAN_TAG_LEN: usize = 4;
 pub struct Frame {
     buf: Buffer,
     start: u16,
+    /// The queue of the device that it was claimed from, if that has several.
+    pub(crate) queue: u8,
     len: u32,
     /// The device's knowledge of checksum and segmentation.
     pub meta: RxMeta,
@@ -76,6 +78,7 @@ impl Frame {
         Self {
             buf: Buffer::Heap(buffer),
             start,
+            queue: 0,
             len,
             meta,
         }
@@ -89,6 +92,7 @@ impl Frame {
         Self {
             buf: Buffer::Lent(lent),
             start,
+            queue: 0,
             len,
             meta,
         }

@@ -19,6 +19,7 @@
 //! | [`nic::Nic`] | a programmable card in software, in front of any of them | that device's privileges |
 //! | [`split::split`] | one of them divided into several by a classifier | that device's privileges |
 //! | [`impair::Impaired`] | any of them with a bad wire: loss, delay, rate, bursts | that device's privileges |
+//! | `Vec<D>` | the queues of one interface, as `open_queues` returns them | that device's privileges |
 //!
 //! `pcap::Capture` (feature `pcap`) writes the frames that pass through any of them to a file.
 //! `phy` (feature `smoltcp`) adapts them to smoltcp, and smoltcp's devices to our stack.
@@ -78,6 +79,9 @@ pub mod nic;
 // Used by `dominoes-netstack`.
 #[doc(hidden)]
 pub mod prefetch;
+// Used by `dominoes-netstack`.
+#[doc(hidden)]
+pub mod queues;
 pub mod split;
 
 #[cfg(target_os = "linux")]
@@ -195,6 +199,13 @@ pub trait Device: Send {
 
     /// Divides the device into its two halves. One thread at a time may use each.
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>);
+
+    /// Divides the device into the halves of each of its queues, at least one, which different
+    /// threads may use at the same time. A frame is released to the queue that it came from. The
+    /// default: one queue. A list of devices has those of all.
+    fn split_queues(self: Box<Self>) -> Vec<(Box<dyn DeviceRx>, Box<dyn DeviceTx>)> {
+        vec![self.split()]
+    }
 }
 
 /// Selects the packets that a device takes. Another stack gets the others: with AF_XDP the kernel.
@@ -235,6 +246,10 @@ impl Device for Box<dyn Device> {
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
         (*self).split()
     }
+
+    fn split_queues(self: Box<Self>) -> Vec<(Box<dyn DeviceRx>, Box<dyn DeviceTx>)> {
+        (*self).split_queues()
+    }
 }
 
 /// The receiving half of a device.
@@ -264,6 +279,13 @@ pub trait DeviceRx: Send {
 
     /// A handle that ends a [`wait`](Self::wait) from any thread.
     fn waker(&self) -> DeviceWaker;
+
+    /// Descriptors of which one becomes readable when a frame arrives, for a thread that waits in
+    /// several queues. None, the default: such a thread looks again every millisecond.
+    #[cfg(target_os = "linux")]
+    fn descriptors(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
+        Vec::new()
+    }
 
     /// Counts since the device was opened.
     fn stats(&self) -> RxStats;

@@ -13,7 +13,7 @@ pub mod peer;
 
 pub(crate) use faults::FaultyWire;
 pub use faults::{FaultStats, Faults};
-pub use manual::{ManualDevice, Script, scripted, scripted_with};
+pub use manual::{ManualDevice, Script, scripted, scripted_queues, scripted_with};
 
 use crate::frame::zeroed;
 use crate::prepared::PreparedSlots;

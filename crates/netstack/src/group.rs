@@ -18,6 +18,7 @@ mod intake;
 mod join_check;
 mod layout;
 mod pending;
+mod queues;
 mod slots;
 mod solo;
 mod steal;
@@ -30,6 +31,7 @@ pub use fault_hooks::FaultHooks;
 use intake::{ParsedRun, WaitingBatches};
 pub use layout::{GroupTuning, Layout};
 use pending::PendingEffects;
+use queues::{AllQueues, Queues};
 pub use slots::{JoiningWorker, MembershipHandle};
 use slots::{Members, Snapshot};
 pub use worker::ReplicatedWorker;
@@ -47,7 +49,6 @@ use dominoes_drivers::Device;
 
 use crate::drive::{ByHand, Handle, Joining};
 use crate::error::{ConfigError, MembershipError};
-use crate::io::claim::Claimer;
 use crate::io::prepare::{prepare, prepare_and_store};
 use crate::io::rx::{Log, RxPump};
 use crate::io::setup::Setup;
@@ -76,8 +77,8 @@ pub(crate) struct ReplicatedShared {
     /// The frames of each published batch, and how far its effects are performed: all of them but
     /// the building of frames.
     published: Arc<Batches<BatchRuns>>,
-    /// The receiving half of the device.
-    pub(crate) claimer: Exclusive<Claimer>,
+    /// The receiving half of the device: its queues.
+    pub(crate) queues: Queues,
     /// Batches that are claimed and not published.
     pub(crate) batches: WaitingBatches,
     pub(crate) rx: Exclusive<RxSide>,
@@ -117,12 +118,12 @@ pub(crate) struct RxSide {
 /// The receive pump and the device, for a worker that sleeps in the device.
 pub(crate) struct RxGuard<'a> {
     side: ExclusiveGuard<'a, RxSide>,
-    claimer: ExclusiveGuard<'a, Claimer>,
+    queues: AllQueues<'a>,
 }
 
 impl Receiving for RxGuard<'_> {
     fn has_work(&mut self) -> bool {
-        self.side.pump.has_work() || self.claimer.has_rest()
+        self.side.pump.has_work() || self.queues.has_rest()
     }
 
     fn next_deadline(&mut self) -> Instant {
@@ -130,7 +131,7 @@ impl Receiving for RxGuard<'_> {
     }
 
     fn wait(&mut self, timeout: Option<core::time::Duration>) {
-        self.claimer.wait(timeout);
+        self.queues.wait(timeout);
     }
 }
 
@@ -155,8 +156,8 @@ impl ReplicatedShared {
     /// The receive pump and the device, unless a worker has one of them.
     pub(crate) fn take_rx(&self) -> Option<RxGuard<'_>> {
         let side = self.rx.try_take()?;
-        let claimer = self.claimer.try_take()?;
-        Some(RxGuard { side, claimer })
+        let queues = self.queues.try_take_all()?;
+        Some(RxGuard { side, queues })
     }
 
     /// Asks the autoscaler whether one worker more or less should be active, and changes that.
@@ -434,7 +435,7 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
         let slots = layout.tuning.log;
         let slot_count = layout.slot_count();
         let (publisher, log) = dominoes::channel_with_slots::<Request, Spin>(slots, slots);
-        let mut base = setup.build(device, slots, slot_count)?;
+        let mut base = setup.build_divided(device, Device::split_queues, slots, slot_count)?;
         base.tx
             .transmitter
             .send_past(layout.tuning.past_hole as u64, layout.tuning.hole_turns);
@@ -448,7 +449,7 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
             layout,
             verdicts: Verdicts::new(slots),
             published,
-            claimer: Exclusive::new(base.claimer),
+            queues: Queues::new(base.claimer, base.more_claimers),
             batches: WaitingBatches::new(),
             rx: Exclusive::new(RxSide {
                 pump: base.rx,

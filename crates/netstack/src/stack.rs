@@ -413,6 +413,19 @@ impl Builder {
 
     /// Starts the stack over `device`.
     ///
+    /// A list of devices is a device with several queues. Each replica receives from its own
+    /// queue first, and from the others if that is empty; all queues feed one log.
+    ///
+    /// ```no_run
+    /// use dominoes_drivers::tap::Tap;
+    /// use dominoes_netstack::Stack;
+    ///
+    /// // ip tuntap add dev tap0 mode tap multi_queue
+    /// let queues = Tap::open_queues("tap0", &Tap::options(), 2)?;
+    /// let stack = Stack::builder("10.0.0.1/24").replicas(2).start(queues)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// If a setting is wrong, an address belongs to another stack on this machine, or a thread
     /// cannot start.

@@ -33,6 +33,7 @@ mod option_order;
 mod packet_info;
 mod pipelined;
 mod poller;
+mod queues;
 mod resolver;
 mod router;
 mod routes;

@@ -9,6 +9,7 @@ use crate::{
     DeviceError, DeviceRx, DeviceWaker, ETHERNET_HEADER_LEN, Frame, RxStats, VLAN_TAG_LEN, sys,
 };
 use std::cell::Cell;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -101,6 +102,10 @@ impl DeviceRx for CopyingRx {
 
     fn waker(&self) -> DeviceWaker {
         self.event.waker()
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.reporter.link().fd()]
     }
 
     fn stats(&self) -> RxStats {

@@ -31,7 +31,7 @@ use crate::{
 };
 use std::cell::Cell;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -437,6 +437,10 @@ impl DeviceRx for RingRx {
 
     fn waker(&self) -> DeviceWaker {
         self.event.waker()
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.reporter.link().fd()]
     }
 
     fn stats(&self) -> RxStats {

@@ -2,7 +2,7 @@
 //! frames, through the receive ring.
 
 use super::filter::AttachedFilter;
-use crate::fd_event::FdEvent;
+use crate::fd_event::{FdEvent, is_other_ready};
 use crate::link::{Link, Reporter};
 use crate::umem::{Lent, Region};
 use crate::xsk_ring::{Consumer, Producer, XskDescriptor};
@@ -11,7 +11,7 @@ use crate::{
     sys,
 };
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -204,7 +204,7 @@ impl DeviceRx for XdpRx {
             if sys::epoll_take(self.edge.as_fd()) {
                 return self.reporter.fetch_error();
             }
-            let over = left.is_some_and(|left| left <= step);
+            let over = left.is_some_and(|left| left <= step) || is_other_ready();
             if self.ring.is_ready() || self.event.wakes() > wakes || over {
                 return Ok(());
             }
@@ -213,6 +213,10 @@ impl DeviceRx for XdpRx {
 
     fn waker(&self) -> DeviceWaker {
         self.event.waker()
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.reporter.link().fd()]
     }
 
     fn stats(&self) -> RxStats {

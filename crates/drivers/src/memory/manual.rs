@@ -35,16 +35,25 @@ pub fn scripted() -> (ManualDevice, Script) {
 /// As [`scripted`], with link, MTU, first Ethernet address and offloads from `config`. Queues are
 /// unlimited, and buffers are not pooled.
 pub fn scripted_with(config: MemoryConfig) -> (ManualDevice, Script) {
+    let (mut queues, script) = scripted_queues(config, 1);
+    (queues.remove(0), script)
+}
+
+/// As [`scripted_with`], for a device with this many queues. The script lets frames arrive in any
+/// of them; it takes sent frames, allows sending, and fails for all together.
+pub fn scripted_queues(config: MemoryConfig, queues: usize) -> (Vec<ManualDevice>, Script) {
     let shared = Arc::new(ManualShared {
         link: config.link,
         ..ManualShared::default()
     });
-    let device = ManualDevice {
+    let device = |queue| ManualDevice {
         caps: config.capabilities("manual0"),
         mac: config.mac(0),
+        queue,
         shared: Arc::clone(&shared),
     };
-    (device, Script { shared })
+    let devices = (0..queues).map(device).collect();
+    (devices, Script { shared })
 }
 
 /// A device that receives the frames that its [`Script`] pushes, and keeps sent frames until the
@@ -53,6 +62,7 @@ pub fn scripted_with(config: MemoryConfig) -> (ManualDevice, Script) {
 pub struct ManualDevice {
     caps: Capabilities,
     mac: [u8; 6],
+    queue: usize,
     shared: Arc<ManualShared>,
 }
 
@@ -71,8 +81,11 @@ struct ManualShared {
 
 #[derive(Debug, Default)]
 struct ManualState {
-    arriving: VecDeque<Frame>,
+    /// In each queue.
+    arriving: Vec<VecDeque<Frame>>,
     sent: Vec<(Vec<u8>, TxMeta)>,
+    /// The queue of each of these.
+    sent_by: Vec<usize>,
     credit: Option<usize>,
     failure: Option<DeviceError>,
 }
@@ -91,7 +104,12 @@ impl Script {
 
     /// Lets a frame arrive with its own metadata. The header of one on a [`LinkType::Ip`] is
     /// replaced, as if its packet had come alone; what is no packet is lost.
-    pub fn push_frame(&self, mut frame: Frame) {
+    pub fn push_frame(&self, frame: Frame) {
+        self.push_to(0, frame);
+    }
+
+    /// As [`push_frame`](Self::push_frame), in this queue.
+    pub fn push_to(&self, queue: usize, mut frame: Frame) {
         if self.shared.link == LinkType::Ip {
             let Some((header, packet)) =
                 frame.bytes_mut().split_at_mut_checked(ETHERNET_HEADER_LEN)
@@ -103,13 +121,24 @@ impl Script {
             };
             header.copy_from_slice(&added);
         }
-        self.shared.state().arriving.push_back(frame);
+        let mut state = self.shared.state();
+        let queues = state.arriving.len().max(queue + 1);
+        state.arriving.resize_with(queues, VecDeque::new);
+        state.arriving[queue].push_back(frame);
+        drop(state);
         self.shared.event.notify();
     }
 
     /// Takes all frames sent since the last call, in order.
     pub fn take_sent(&self) -> Vec<(Vec<u8>, TxMeta)> {
-        std::mem::take(&mut self.shared.state().sent)
+        let mut state = self.shared.state();
+        state.sent_by.clear();
+        std::mem::take(&mut state.sent)
+    }
+
+    /// The queue of each frame that [`take_sent`](Self::take_sent) would return.
+    pub fn sent_by(&self) -> Vec<usize> {
+        self.shared.state().sent_by.clone()
     }
 
     /// Lets the device take `frames` more frames and then be busy until the next call. `None`, the
@@ -126,7 +155,7 @@ impl Script {
 
     /// Number of frames pushed and not yet claimed.
     pub fn unclaimed(&self) -> usize {
-        self.shared.state().arriving.len()
+        self.shared.state().arriving.iter().map(VecDeque::len).sum()
     }
 }
 
@@ -141,10 +170,12 @@ impl Device for ManualDevice {
 
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
         let rx = ManualRx {
+            queue: self.queue,
             shared: Arc::clone(&self.shared),
             stats: RxStats::default(),
         };
         let tx = ManualTx {
+            queue: self.queue,
             caps: self.caps,
             shared: self.shared,
             prepared: None,
@@ -155,6 +186,7 @@ impl Device for ManualDevice {
 }
 
 struct ManualRx {
+    queue: usize,
     shared: Arc<ManualShared>,
     stats: RxStats,
 }
@@ -165,8 +197,11 @@ impl DeviceRx for ManualRx {
         if let Some(error) = &state.failure {
             return Err(error.clone());
         }
-        let claimed = max.min(state.arriving.len());
-        for frame in state.arriving.drain(..claimed) {
+        let Some(arriving) = state.arriving.get_mut(self.queue) else {
+            return Ok(0);
+        };
+        let claimed = max.min(arriving.len());
+        for frame in arriving.drain(..claimed) {
             self.stats.bytes += frame.len() as u64;
             out.push(frame);
         }
@@ -181,7 +216,9 @@ impl DeviceRx for ManualRx {
     fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
         self.shared.event.wait(timeout, || {
             let state = self.shared.state();
-            state.failure.is_some() || !state.arriving.is_empty()
+            let has_frames = |queue: &VecDeque<Frame>| !queue.is_empty();
+            let found = state.arriving.get(self.queue).is_some_and(has_frames);
+            state.failure.is_some() || found
         });
         self.shared.state().failure.clone().map_or(Ok(()), Err)
     }
@@ -200,6 +237,7 @@ impl DeviceRx for ManualRx {
 }
 
 struct ManualTx {
+    queue: usize,
     caps: Capabilities,
     shared: Arc<ManualShared>,
     prepared: Option<Arc<ManualPrepared>>,
@@ -253,6 +291,7 @@ impl ManualTx {
             self.stats.frames += 1;
             self.stats.bytes += bytes.len() as u64;
             state.sent.push((bytes, meta));
+            state.sent_by.push(self.queue);
         }
         Ok(count)
     }

@@ -47,16 +47,16 @@ pub(crate) struct Ready {
     pub(crate) device_error: bool,
     /// The event is readable.
     pub(crate) event: bool,
-    /// The descriptor beside the device is ready.
-    pub(crate) beside: bool,
+    /// The descriptors beside those of the device that are ready.
+    pub(crate) others: [bool; 2],
 }
 
-/// Waits until the event, one of at most two descriptors of a device, or the one beside them is
+/// Waits until the event, one of at most two descriptors of a device, or one of `others` is
 /// readable, or the timeout is over.
 pub(crate) fn wait_readable(
     device: &[BorrowedFd<'_>],
     event: BorrowedFd<'_>,
-    beside: Option<RawFd>,
+    others: [Option<RawFd>; 2],
     timeout: Option<Duration>,
 ) -> io::Result<Ready> {
     let readable = |fd: RawFd| libc::pollfd {
@@ -64,14 +64,16 @@ pub(crate) fn wait_readable(
         events: libc::POLLIN,
         revents: 0,
     };
-    let mut fds = [readable(event.as_raw_fd()); 4];
+    let mut fds = [readable(event.as_raw_fd()); 5];
     let device = &device[..device.len().min(2)];
-    let (end, with_beside) = (device.len() + 1, usize::from(beside.is_some()));
-    let numbers = device.iter().map(AsRawFd::as_raw_fd).chain(beside);
+    let end = device.len() + 1;
+    // The kernel skips a negative number.
+    let others = others.map(|other| other.unwrap_or(-1));
+    let numbers = device.iter().map(AsRawFd::as_raw_fd).chain(others);
     for (entry, fd) in fds[1..].iter_mut().zip(numbers) {
         *entry = readable(fd);
     }
-    let fds = &mut fds[..end + with_beside];
+    let fds = &mut fds[..end + others.len()];
     let timeout = timeout.map(|timeout| {
         // SAFETY: integers; all zeros are valid. (Not a literal, since some platforms have padding
         // fields.)
@@ -96,7 +98,7 @@ pub(crate) fn wait_readable(
                 .iter()
                 .any(|fd| fd.revents & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0),
             event: fds[0].revents & libc::POLLIN != 0,
-            beside: fds[end..].iter().any(|fd| fd.revents != 0),
+            others: [end, end + 1].map(|at| fds[at].revents != 0),
         }),
         Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Ready::default()),
         Err(error) => Err(error),

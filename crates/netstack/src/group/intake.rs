@@ -2,8 +2,9 @@
 //!
 //! A batch passes three steps, each perhaps on another worker:
 //!
-//! 1. A worker that has the device *claims* a batch: it takes frames and a number, and reads no
-//!    header except of merged frames.
+//! 1. A worker that has a queue of the device *claims* a batch: it takes frames and a number, and
+//!    reads no header except of merged frames. Other workers may claim from
+//!    [other queues](super::queues).
 //! 2. The worker *parses* its batch, while others claim and parse theirs. Parsing changes nothing
 //!    but the parser, so a batch whose worker is held up for [`HELP_AFTER`] is parsed by any other
 //!    worker too; the first result counts.
@@ -11,11 +12,11 @@
 //!    numbers. The runs of a batch are published together, so they wait until the log has room for
 //!    all of them.
 //!
-//! So the log has batches in the device's order, and a worker that fails between two steps delays
-//! nothing for longer than [`HELP_AFTER`]. Within a batch, the segments of a flow keep their order.
-//! Runs of different flows may change places, and all other frames (datagrams, fragments, ARP)
-//! follow the runs. By default the worker that parsed a batch is the primary of its requests: it
-//! has the headers in its cache.
+//! So the log has the batches of each queue in the queue's order, and a worker that fails between
+//! two steps delays nothing for longer than [`HELP_AFTER`]. Within a batch, the segments of a flow
+//! keep their order. Runs of different flows may change places, and all other frames (datagrams,
+//! fragments, ARP) follow the runs. By default the worker that parsed a batch is the primary of its
+//! requests: it has the headers in its cache.
 
 use core::sync::atomic::Ordering;
 
@@ -104,13 +105,13 @@ enum Place {
     Parsed(Box<Parsed>),
 }
 
-/// Changed by the worker that has the device.
+/// Changed by workers that have a queue of the device.
 #[derive(Default)]
 struct Claimed {
-    /// How many batches were claimed.
+    /// How many batches were claimed. Changed by the worker that has the place of the next one.
     count: AtomicU64,
     /// The worker that claimed the latest batch. Above its `WORKER_BITS` is the time in nanoseconds
-    /// at which it found the device empty since then.
+    /// at which it found all queues of the device empty since then.
     last_by: AtomicU64,
 }
 
@@ -142,7 +143,7 @@ impl WaitingBatches {
     #[inline]
     pub(crate) fn is_any_waiting(&self) -> bool {
         // ORDERING: Acquire, pairs with the Release in `claim`: a batch that another worker
-        // claimed is in its place.
+        // claimed is in its place, or that worker has the place.
         self.claimed.count.load(Ordering::Acquire) != self.published.load(Ordering::Relaxed)
     }
 
@@ -154,46 +155,63 @@ impl WaitingBatches {
         ((word & ((1 << WORKER_BITS) - 1)) as usize, empty_at)
     }
 
-    /// Notes that worker `id`, which has the device, found it empty or claimed frames.
+    /// Notes that worker `id` found all queues of the device empty, or claimed frames.
     #[inline]
     fn note_claimer(&self, id: usize, now: Instant, is_empty: bool) {
         // The last claimer writes the time of an empty device, and another worker its number.
         if (self.last_claimer().0 == id) == is_empty {
             let empty_at = if is_empty { now.as_nanos() } else { 0 };
             let word = empty_at << WORKER_BITS | id as u64;
+            // Two workers with different queues may both write. Either is right for a hint.
             self.claimed.last_by.store(word, Ordering::Relaxed);
         }
     }
 
-    /// Claims the frames that `take` returns from the device for worker `id`, `None` if the device
-    /// has none. The caller has the device.
+    /// Whether there is a place for another batch.
+    #[inline]
+    fn has_place(&self) -> bool {
+        // ORDERING: Acquire, as in `claim`.
+        let published = self.published.load(Ordering::Acquire);
+        self.claimed.count.load(Ordering::Relaxed) - published < WAITING as u64
+    }
+
+    /// Gives a batch its number and its place. Returns the frames if there is no place now. The
+    /// caller has the queue that they came from, and so the batches of a queue have ascending
+    /// numbers.
     #[inline]
     fn claim(
         &self,
         (id, now): (usize, Instant),
-        take: impl FnOnce() -> Option<Vec<Frame>>,
-    ) -> Claim {
-        // ORDERING: Relaxed: only the worker that has the device changes it.
-        let number = self.claimed.count.load(Ordering::Relaxed);
-        // ORDERING: Acquire, pairs with the Release in `publish`: the place is free again.
-        let published = self.published.load(Ordering::Acquire);
-        if number - published == WAITING as u64 {
-            return Claim::NoPlace;
+        frames: Vec<Frame>,
+    ) -> Result<(u64, Batch), Vec<Frame>> {
+        loop {
+            // ORDERING: Acquire, pairs with the Release in `publish`: the place is free again, and
+            // `number` is not below.
+            let published = self.published.load(Ordering::Acquire);
+            let number = self.claimed.count.load(Ordering::Relaxed);
+            if number - published >= WAITING as u64 {
+                return Err(frames);
+            }
+            let Some(mut place) = self.place(number).try_take() else {
+                return Err(frames);
+            };
+            // Only a worker that has this place can take this number, and all others find the
+            // place taken until the batch is there.
+            // ORDERING: Release, pairs with the Acquire in `is_any_waiting` and `oldest`.
+            let taken = self.claimed.count.compare_exchange(
+                number,
+                number + 1,
+                Ordering::Release,
+                Ordering::Relaxed,
+            );
+            if taken.is_ok() {
+                let batch = Batch::new(frames);
+                *place = Place::Claimed(Batch::clone(&batch), now);
+                self.note_claimer(id, now, false);
+                return Ok((number, batch));
+            }
+            // A worker with another queue was faster.
         }
-        let Some(mut place) = self.place(number).try_take() else {
-            return Claim::NoPlace;
-        };
-        let taken = take();
-        self.note_claimer(id, now, taken.is_none());
-        let Some(frames) = taken else {
-            return Claim::DeviceEmpty;
-        };
-        let batch = Batch::new(frames);
-        *place = Place::Claimed(Batch::clone(&batch), now);
-        drop(place);
-        // ORDERING: Release, pairs with the Acquire in `is_any_waiting` and `oldest`.
-        self.claimed.count.store(number + 1, Ordering::Release);
-        Claim::Batch(number, batch)
     }
 
     /// Puts the contents of batch `number` into its place. Returns them if another worker did
@@ -286,16 +304,6 @@ enum Oldest<'a> {
 struct OldestPlace<'a> {
     number: u64,
     content: ExclusiveGuard<'a, Place>,
-}
-
-/// The outcome of an attempt to claim a batch.
-enum Claim {
-    /// This batch, and its number.
-    Batch(u64, Batch),
-    /// The device has no frames.
-    DeviceEmpty,
-    /// No more batches may wait.
-    NoPlace,
 }
 
 /// The outcome of an attempt to put a result into its place.
@@ -521,8 +529,8 @@ impl Parsed {
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Claims a batch of frames and gives back frames that are no longer needed. Returns how many
-    /// frames it claimed. `None` if another worker has the device, if this one has enough to do, or
-    /// while its last batch is not parsed.
+    /// frames it claimed. `None` if other workers have all queues of the device, if this one has
+    /// enough to do, or while its last batch is not parsed.
     pub fn claim(&mut self, now: Instant) -> Option<usize> {
         self.stragglers.now = self.stragglers.now.max(now);
         if self.handle_membership() || !self.may_take_frames() {
@@ -539,33 +547,43 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         if self.intake.is_busy() || self.has_enough() {
             return None;
         }
+        let queues = self.queues();
         let shared = &*self.shared;
-        let mut claimer = shared.claimer.try_take()?;
-        claimer.give_back(&mut self.recycler);
         // The runs of a batch are published together, and half of the log is known to have room.
         let most = MAX_CLAIM.min(shared.layout.tuning.log / 2 - RESERVED - 2);
         let recycler = &mut self.recycler;
-        let claim = shared.batches.claim((self.id, now), || {
+        let (mut empty, mut taken) = (0, 0);
+        for queue in queues {
+            let Some(mut claimer) = shared.queues.try_take(queue) else {
+                taken += 1;
+                continue;
+            };
+            claimer.give_back(recycler);
+            if !shared.batches.has_place() {
+                return Some(0);
+            }
             let mut frames = recycler.spare();
-            if claimer.claim_batch(most, &mut frames) == 0 {
+            let claimed = claimer.claim_batch(most, &mut frames);
+            if claimed == 0 {
                 recycler.put_spare(frames);
-                return None;
+                empty += 1;
+                continue;
             }
-            Some(frames)
-        });
-        drop(claimer);
-        match claim {
-            Claim::Batch(number, batch) => {
-                let claimed = batch.len();
-                self.intake.claimed = Some((number, batch));
-                Some(claimed)
+            match shared.batches.claim((self.id, now), frames) {
+                Ok(batch) => self.intake.claimed = Some(batch),
+                Err(mut frames) => {
+                    claimer.unclaim(0, &mut frames);
+                    recycler.put_spare(frames);
+                    return Some(0);
+                }
             }
-            Claim::DeviceEmpty => {
-                self.device_empty_at = now;
-                Some(0)
-            }
-            Claim::NoPlace => Some(0),
+            return Some(claimed);
         }
+        if taken == 0 {
+            shared.batches.note_claimer(self.id, now, true);
+            self.device_empty_at = now;
+        }
+        (empty > 0).then_some(0)
     }
 
     /// Parses the batch that this worker claimed; else the oldest batch of another worker that is

@@ -72,8 +72,12 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         if core::mem::replace(&mut self.log_mode, LogMode::Logged) == LogMode::Solo {
             let recycler = &mut self.recycler;
             self.direct.reclaim(&mut |batch| recycler.put_batch(batch));
-            // Nothing is pending, and the words of their chunks do not say it.
+            // Nothing is pending, and the words of chunks do not say it. The frames that follow in
+            // the last chunk are built after these.
             self.pending.built = self.replica.frames().next;
+            if let Ok(mut begun) = self.shared.frames.begin(self.pending.built) {
+                begun.done_before(self.pending.built);
+            }
         }
     }
 
@@ -89,18 +93,24 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     }
 
     fn pump_solo(&mut self, now: Instant) -> usize {
+        let queues = self.queues();
         let shared = &*self.shared;
         let Some(mut side) = shared.rx.try_take() else {
-            return 0;
-        };
-        let Some(mut claimer) = shared.claimer.try_take() else {
             return 0;
         };
         let deadline = self.replica.next_deadline();
         let pump = &mut side.pump;
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
-        let done = pump.turns(now, deadline, &mut claimer, &mut self.direct);
-        drop(claimer);
+        let (mut done, mut unseen) = (0, shared.queues.len());
+        for queue in queues {
+            let Some(mut claimer) = shared.queues.try_take(queue) else {
+                continue;
+            };
+            unseen -= 1;
+            // Only the last queue shows whether the device is empty.
+            let about = (&mut *claimer, unseen == 0 && done == 0);
+            done += pump.turns(now, deadline, about, &mut self.direct);
+        }
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
         if shared.layout.autoscale && side.autoscaler.is_due(now) {
             shared.autoscale(&mut side.autoscaler, now);

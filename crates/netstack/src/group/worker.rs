@@ -32,12 +32,14 @@ use super::assign::Owner;
 use super::execute::{Executor, HeldUnits, Step};
 use super::intake::{Intake, Publishing};
 use super::pending::{Cursor, PendingEffects};
+use super::queues::{QueueOrder, first_queue};
 use super::slots::Snapshot;
 use super::solo::LogMode;
 use super::steal::{STEAL_BATCH, Stragglers};
 use crate::drive::coalescing::CoalescingDelay;
 use crate::drive::{self, CoreTime, TurnStep};
 use crate::group::{FaultHooks, ReplicatedShared, STORED};
+use crate::io::claim::MAX_CLAIM;
 use crate::io::direct::DirectLog;
 use crate::io::perform::Template;
 use crate::io::record::{Entry, Recorder};
@@ -119,7 +121,9 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     pub(crate) recycler: FrameRecycler,
     /// The batch that it claimed and has not parsed, or has parsed and could not hand over yet.
     pub(crate) intake: Intake,
-    /// The time of the turn in which it looked at the device and found no frame;
+    /// How often it has looked at several queues.
+    claims: u32,
+    /// The time of the turn in which it looked at all queues of the device and found no frame;
     /// [`Instant::NEVER`] if its latest look found one.
     pub(crate) device_empty_at: Instant,
     /// Headers of the frames built last, for the next ones that have the same.
@@ -171,6 +175,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             direct: DirectLog::default(),
             recycler: FrameRecycler::default(),
             intake: Intake::new(),
+            claims: 0,
             device_empty_at: Instant::NEVER,
             hooks,
             in_hooks: false,
@@ -230,6 +235,24 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let claimed = self.claim_batch(now).unwrap_or(0);
         self.parse();
         claimed + self.publish_parsed(now).unwrap_or(0)
+    }
+
+    /// The queues of the device, in the order in which it looks at them now. If it has many used
+    /// frames, it returns them first: their queues may be others than those where it looks.
+    #[inline]
+    pub(super) fn queues(&mut self) -> QueueOrder {
+        let first = match self.shared.queues.len() {
+            1 => 0,
+            count => {
+                if self.recycler.frames.len() > MAX_CLAIM {
+                    self.return_frames();
+                }
+                self.claims = self.claims.wrapping_add(1);
+                let active = self.shared.membership.staying();
+                first_queue(count, (self.id, active), self.claims)
+            }
+        };
+        self.shared.queues.from(first)
     }
 
     /// Whether it has so much to do that it need not claim more frames.
@@ -702,14 +725,22 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     }
 
     /// Returns used frames to the device before this worker sleeps. If another worker is claiming
-    /// from the device, it may need frames, so they are left in the place where it looks for them.
+    /// from their queue, it may need frames, so they are left in the place where it looks for them.
     pub(crate) fn put_back(&mut self) {
         if self.recycler.frames.is_empty() {
             return;
         }
-        match self.shared.claimer.try_take() {
-            Some(mut claimer) => claimer.put_back(&mut self.recycler.frames),
-            None => self.shared.world.give_back(&mut self.recycler.frames),
+        self.return_frames();
+        if !self.recycler.frames.is_empty() {
+            self.shared.world.give_back(&mut self.recycler.frames);
+        }
+    }
+
+    /// Returns used frames to those queues of the device that no other worker has.
+    fn return_frames(&mut self) {
+        let queues = &self.shared.queues;
+        for mut claimer in queues.from(0).filter_map(|queue| queues.try_take(queue)) {
+            claimer.put_back(&mut self.recycler.frames);
         }
     }
 
@@ -849,9 +880,9 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
 
     fn is_pump_busy(&self) -> bool {
         let side = self.shared.rx.try_take();
-        let claimer = self.shared.claimer.try_take();
+        let queues = self.shared.queues.try_take_all();
         side.is_none_or(|side| side.pump.has_work())
-            || claimer.is_none_or(|claimer| claimer.has_rest())
+            || queues.is_none_or(|queues| queues.has_rest())
     }
 
     fn waits_for_others(&mut self) -> bool {

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use dominoes_drivers::{DeviceRx, Frame, checked};
+use dominoes_drivers::queues::{self, QueueWait};
+use dominoes_drivers::{DeviceError, DeviceRx, Frame, checked};
 
 use crate::io::FrameRecycler;
 use crate::io::gro::flow_of;
@@ -44,6 +45,10 @@ pub(crate) struct Claimer {
     /// Frames of the device that are claimed before all others: they did not fit into a batch, or
     /// into the log.
     rest: VecDeque<Frame>,
+    /// The queue of the device that it claims from; `None`: all.
+    queue: Option<usize>,
+    /// Frames that go to this queue; empty between two calls.
+    own: Vec<Frame>,
 }
 
 impl Claimer {
@@ -56,6 +61,16 @@ impl Claimer {
             has_long_frames: longest > BATCH_BYTES / MAX_CLAIM,
             long_claim: LONG_CLAIM,
             rest: VecDeque::new(),
+            queue: None,
+            own: Vec::new(),
+        }
+    }
+
+    /// The same for one queue of the device.
+    pub(crate) fn for_queue(self, queue: usize) -> Self {
+        Claimer {
+            queue: Some(queue),
+            ..self
         }
     }
 
@@ -68,6 +83,9 @@ impl Claimer {
             let from = batch.len();
             match checked::claim(&mut *self.rx, most, batch) {
                 Ok(claimed) => {
+                    if let Some(queue) = self.queue {
+                        queues::mark(&mut batch[from..], queue);
+                    }
                     if self.has_long_frames && claimed > 1 {
                         put_in_order(&mut batch[from..]);
                         self.long_claim = match batch[from].is_in_place() {
@@ -151,7 +169,7 @@ impl Claimer {
     }
 
     /// Returns frames that are no longer needed to the device: those of `recycler`, and those that
-    /// other workers left.
+    /// other workers left. Frames of other queues stay in `recycler`.
     #[inline]
     pub(crate) fn give_back(&mut self, recycler: &mut FrameRecycler) {
         while !self.world.returned.is_empty()
@@ -164,14 +182,36 @@ impl Claimer {
         }
     }
 
-    /// Returns frames to the device.
+    /// Returns frames to the device; if it is for one queue, those that came from there.
     pub(crate) fn put_back(&mut self, frames: &mut Vec<Frame>) {
-        checked::release(&mut *self.rx, frames);
+        match self.queue {
+            None => checked::release(&mut *self.rx, frames),
+            Some(queue) => queues::release(&mut *self.rx, queue, frames, &mut self.own),
+        }
+    }
+
+    /// What a sleep in this queue and others needs.
+    pub(crate) fn rx(&self) -> &dyn DeviceRx {
+        &*self.rx
     }
 
     /// Sleeps in the device until a frame arrives, a waker is used, or `timeout` is over.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) {
-        if let Err(error) = self.rx.wait(timeout) {
+        let waited = self.rx.wait(timeout);
+        self.after_wait(waited, timeout);
+    }
+
+    /// As [`wait`](Self::wait), in all queues of the device, of which this is the first. Returns
+    /// whether another one has a frame or an error.
+    pub(crate) fn wait_in(&mut self, queues: &QueueWait, timeout: Option<Duration>) -> bool {
+        let waited = queues.wait(&mut *self.rx, timeout);
+        let others = waited.as_ref().is_ok_and(|others| *others);
+        self.after_wait(waited.map(drop), timeout);
+        others
+    }
+
+    fn after_wait(&self, waited: Result<(), DeviceError>, timeout: Option<Duration>) {
+        if let Err(error) = waited {
             let is_gone = !error.is_temporary();
             self.world.device_failed(error);
             if is_gone {
@@ -286,5 +326,35 @@ mod tests {
         let mut expected = [0, 1, 2, 2, 3, 9, 4, 5].map(|at| Some(seq(at)));
         expected[5] = None;
         assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn frames_go_back_to_the_queue_that_they_came_from() {
+        let pairs = [(); 2].map(|()| memory::pair(memory::MemoryConfig::default().rx_pool(4)));
+        let (left, right): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+        let tx = Box::new(left).split_queues().into_iter();
+        let mut tx: Vec<_> = tx.map(|(_, tx)| tx).collect();
+        let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+        let base = setup.build_divided(Box::new(right), Device::split_queues, 64, 2);
+        let base = base.unwrap();
+        let mut claimers = [base.claimer].into_iter().chain(base.more_claimers);
+        let mut claimers = [(); 2].map(|()| claimers.next().unwrap());
+        let mut recycler = FrameRecycler::default();
+        for _ in 0..20 {
+            for (tx, claimer) in tx.iter_mut().zip(&mut claimers) {
+                let frame = dominoes_drivers::TxFrame::new(&[1; 60]);
+                assert_eq!(tx.transmit(&[frame; 3]), Ok(3));
+                let mut batch = Vec::new();
+                assert_eq!(claimer.claim_batch(MAX_CLAIM, &mut batch), 3);
+                recycler.frames.append(&mut batch);
+            }
+            // The first one leaves the frames of the second.
+            claimers[0].give_back(&mut recycler);
+            assert_eq!(recycler.frames.len(), 3);
+            claimers[1].give_back(&mut recycler);
+            assert!(recycler.frames.is_empty());
+        }
+        let exhausted = claimers.map(|claimer| claimer.rx.stats().pool_exhausted);
+        assert_eq!(exhausted, [0; 2]);
     }
 }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use dominoes_drivers::Device;
+use dominoes_drivers::{Device, DeviceRx, DeviceTx, queues};
 
 use crate::config::Limits;
 use crate::error::{ConfigError, StackError};
@@ -247,6 +247,8 @@ fn check_distinct<T: PartialEq>(addresses: impl Iterator<Item = T>) -> Result<()
 pub(crate) struct Base {
     pub(crate) world: Arc<World>,
     pub(crate) claimer: Claimer,
+    /// For the further queues of the device, if the stack takes each by itself.
+    pub(crate) more_claimers: Vec<Claimer>,
     pub(crate) rx: RxPump,
     pub(crate) tx: TxPump,
 }
@@ -382,8 +384,25 @@ impl Setup {
     /// Adapts the limits to the device, and builds the parts that all variants share. With several
     /// `workers`, builders of frames also prepare them for the device.
     pub(crate) fn build(
+        self,
+        device: Box<dyn Device>,
+        delivery_slots: usize,
+        workers: usize,
+    ) -> Result<Base, ConfigError> {
+        self.build_divided(
+            device,
+            |device| vec![device.split()],
+            delivery_slots,
+            workers,
+        )
+    }
+
+    /// As [`build`](Self::build), with a claimer for each pair of halves into which `divide`
+    /// divides the device.
+    pub(crate) fn build_divided(
         mut self,
         device: Box<dyn Device>,
+        divide: impl FnOnce(Box<dyn Device>) -> Vec<(Box<dyn DeviceRx>, Box<dyn DeviceTx>)>,
         delivery_slots: usize,
         workers: usize,
     ) -> Result<Base, ConfigError> {
@@ -430,7 +449,8 @@ impl Setup {
         let (mac, fixed_mac) = (device.mac(), caps.only_peer().map(Mac));
         // The first of several groups manages our addresses.
         let filter = device.address_filter().filter(|_| self.group.is_first());
-        let (rx, mut tx) = device.split();
+        let (rx, tx): (Vec<_>, Vec<_>) = divide(device).into_iter().unzip();
+        let mut tx = queues::join_tx(tx);
         let slots = limits.tx_slots as usize;
         let preparer = (workers > 1).then(|| tx.preparer(slots)).flatten();
         // Room for a segment of the MTU, or for a longer frame's headers: a device that cuts
@@ -449,7 +469,7 @@ impl Setup {
             site.clone(),
             delivery_slots,
             ring,
-            rx.waker(),
+            rx[0].waker(),
             (self.shared, self.place),
         );
         world.workers = workers;
@@ -460,7 +480,15 @@ impl Setup {
         world.filter = filter;
         let world = Arc::new(world);
         world.register();
-        let claimer = Claimer::new(Arc::clone(&world), rx, caps.rx_max_frame);
+        let (several, longest) = (rx.len() > 1, caps.rx_max_frame);
+        let claimers = rx.into_iter().enumerate().map(|(queue, rx)| {
+            let claimer = Claimer::new(Arc::clone(&world), rx, longest);
+            match several {
+                true => claimer.for_queue(queue),
+                false => claimer,
+            }
+        });
+        let mut claimers: Vec<_> = claimers.collect();
         let mut rx = RxPump::new(
             Arc::clone(&world),
             (site, fixed_mac),
@@ -480,7 +508,8 @@ impl Setup {
         let tx = TxPump::new(Arc::clone(&world), tx, transmitter);
         Ok(Base {
             world,
-            claimer,
+            claimer: claimers.remove(0),
+            more_claimers: claimers,
             rx,
             tx,
         })

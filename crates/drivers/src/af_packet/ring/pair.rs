@@ -9,7 +9,7 @@
 use super::{RingRx, word};
 use crate::{DeviceError, DeviceRx, DeviceWaker, Frame, RxStats, sys};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 /// The receiving half of an [`AfPacket`](super::super::AfPacket) with two rings.
@@ -131,6 +131,13 @@ impl DeviceRx for RingPair {
 
     fn waker(&self) -> DeviceWaker {
         self.short.waker()
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![
+            self.short.reporter.link().fd(),
+            self.long.reporter.link().fd(),
+        ]
     }
 
     fn stats(&self) -> RxStats {

@@ -3,6 +3,7 @@
 //! Batches are recognised by their length: batch k has k + 1 frames. Each model fixes which
 //! worker has the device and which has the receive pump, since [`Exclusive`] has its own models.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use dominoes_drivers::Frame;
@@ -19,15 +20,13 @@ fn model(model: impl Fn() + Sync + Send + 'static) {
 
 /// Claims the next batch, number `number`; `None` if there is no place for it.
 fn claim(waiting: &WaitingBatches, number: u64) -> Option<Batch> {
-    let frames = (0..=number).map(|_| Frame::from_bytes(&[]));
-    match waiting.claim((0, Instant::ZERO), || Some(frames.collect())) {
-        Claim::Batch(claimed, batch) => {
-            assert_eq!(claimed, number);
-            Some(batch)
-        }
-        Claim::NoPlace => None,
-        Claim::DeviceEmpty => unreachable!("the device has frames"),
-    }
+    let (claimed, batch) = waiting.claim((0, Instant::ZERO), frames(number)).ok()?;
+    assert_eq!(claimed, number);
+    Some(batch)
+}
+
+fn frames(number: u64) -> Vec<Frame> {
+    (0..=number).map(|_| Frame::from_bytes(&[])).collect()
 }
 
 /// The result of worker `worker` for `batch`.
@@ -208,5 +207,98 @@ fn a_published_batch_makes_room_for_another_one() {
             .expect("a place is free");
         assert!(put(&waiting, 2, parse(0, &batch)));
         assert_eq!(numbers(&publish(&waiting)), [2]);
+    });
+}
+
+/// A queue of the device, with the lengths of its batches.
+type Queue = Exclusive<VecDeque<u64>>;
+
+/// Claims a batch from a queue as a worker does, and parses it. Returns its number.
+fn claim_from(queue: &Queue, waiting: &WaitingBatches, worker: u8) -> Option<u64> {
+    let mut claimer = queue.try_take()?;
+    let next = claimer.pop_front()?;
+    match waiting.claim((0, Instant::ZERO), frames(next)) {
+        Ok((number, batch)) => {
+            drop(claimer);
+            assert!(put(waiting, number, parse(worker, &batch)));
+            Some(number)
+        }
+        Err(frames) => {
+            claimer.push_front(frames.len() as u64 - 1);
+            None
+        }
+    }
+}
+
+/// Catches: two batches with one number, a number without a batch, batches of a queue out of order,
+/// whichever worker claims them, and frames that are lost because there is no place for them.
+#[test]
+fn two_workers_claim_from_two_queues_and_each_queue_keeps_its_order() {
+    model(|| {
+        let waiting = Arc::new(WaitingBatches::new());
+        let queues: [Queue; 2] = [[0, 1], [10, 11]].map(|own| Exclusive::new(own.into()));
+        let queues = Arc::new(queues);
+        let other = {
+            let (waiting, queues) = (Arc::clone(&waiting), Arc::clone(&queues));
+            // It has no more to do in its own queue.
+            thread::spawn(move || [1, 0].map(|queue| claim_from(&queues[queue], &waiting, 1)))
+        };
+        let own = claim_from(&queues[0], &waiting, 0);
+        let mut published = publish(&waiting);
+        let others = other.join().unwrap();
+        let claimed = others.into_iter().chain([own]).flatten().count();
+        assert!(claimed > 0);
+        published.extend(publish(&waiting));
+        assert_eq!(published.len(), claimed, "each batch is published once");
+        // What is left follows.
+        for queue in queues.iter() {
+            while claim_from(queue, &waiting, 0).is_some() {
+                published.extend(publish(&waiting));
+            }
+        }
+        let in_queue = |from: u64| {
+            let all = numbers(&published).into_iter();
+            all.filter(move |number| (from..from + 2).contains(number))
+        };
+        assert!(
+            in_queue(0).eq([0, 1]) && in_queue(10).eq([10, 11]),
+            "{published:?}"
+        );
+        assert!(!waiting.is_any_waiting());
+    });
+}
+
+/// Catches: a batch that is lost with the worker that claimed it from a queue, and a queue that
+/// nobody serves any more.
+#[test]
+fn a_queue_outlives_a_worker_that_dies_between_claim_and_publish() {
+    model(|| {
+        let waiting = Arc::new(WaitingBatches::new());
+        let queues: [Queue; 2] = [[0], [10]].map(|own| Exclusive::new(own.into()));
+        let queues = Arc::new(queues);
+        let dies = {
+            let (waiting, queues) = (Arc::clone(&waiting), Arc::clone(&queues));
+            thread::spawn(move || {
+                let mut claimer = queues[1].try_take()?;
+                let frames = frames(claimer.pop_front()?);
+                waiting.claim((0, Instant::ZERO), frames).err()
+            })
+        };
+        let mut published = Vec::new();
+        claim_from(&queues[0], &waiting, 0);
+        published.extend(publish(&waiting));
+        if let Some(frames) = dies.join().unwrap() {
+            // There was no place at that moment, and the worker lived on.
+            let mut claimer = queues[1].try_take().expect("it was released");
+            claimer.push_front(frames.len() as u64 - 1);
+        }
+        for queue in queues.iter() {
+            claim_from(queue, &waiting, 0);
+            help(&waiting, 0);
+            published.extend(publish(&waiting));
+        }
+        let mut found = numbers(&published);
+        found.sort_unstable();
+        assert_eq!(found, [0, 10]);
     });
 }

@@ -12,6 +12,8 @@ const MAX_BATCHES: usize = 4;
 /// Claims a batch from the device whenever the pump asks for one.
 struct Claiming<'a> {
     claimer: &'a mut Claimer,
+    /// Whether this claimer is for all queues of the device, or has found the others empty.
+    others_empty: bool,
 }
 
 impl<L: Log> Batches<L> for Claiming<'_> {
@@ -32,7 +34,7 @@ impl<L: Log> Batches<L> for Claiming<'_> {
         let claimed = self.claimer.claim(room, &mut frames);
         if claimed == 0 {
             pump.recycler.put_spare(frames);
-            return (0, true);
+            return (0, self.others_empty);
         }
         let commands = pump.commands_before_batch(now, log);
         let room = log.room().saturating_sub(RESERVED + 2);
@@ -52,16 +54,20 @@ impl<L: Log> Batches<L> for Claiming<'_> {
 
 impl RxPump {
     /// Takes turns while batches are full, but at most [`MAX_BATCHES`]. Returns how much was done.
+    /// `others_empty`: the claimer is for all queues of the device, or the others are empty.
     pub(crate) fn turns(
         &mut self,
         now: Instant,
         deadline: Instant,
-        claimer: &mut Claimer,
+        (claimer, others_empty): (&mut Claimer, bool),
         log: &mut impl Log,
     ) -> usize {
         let mut done = 0;
         for _ in 0..MAX_BATCHES {
-            let batches = &mut Claiming { claimer };
+            let batches = &mut Claiming {
+                claimer,
+                others_empty,
+            };
             let now_done = self.turn(now, deadline, batches, log);
             done += now_done;
             if now_done < BATCH {
@@ -86,14 +92,17 @@ impl Receiver {
     /// As [`RxPump::turn`].
     #[cfg(feature = "pipelined")]
     pub(crate) fn turn(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
-        let claimer = &mut self.claimer;
-        self.pump
-            .turn(now, deadline, &mut Claiming { claimer }, log)
+        let mut claiming = Claiming {
+            claimer: &mut self.claimer,
+            others_empty: true,
+        };
+        self.pump.turn(now, deadline, &mut claiming, log)
     }
 
     /// As [`RxPump::turns`].
     pub(crate) fn turns(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
-        self.pump.turns(now, deadline, &mut self.claimer, log)
+        self.pump
+            .turns(now, deadline, (&mut self.claimer, true), log)
     }
 
     /// Whether there is something to publish other than frames in the device.
