@@ -68,6 +68,9 @@ mod run {
 
     /// How long a server may take until it listens; with IPv6 it first looks for its address.
     const PATIENCE: Duration = Duration::from_secs(10);
+    /// How much longer than its test a client may take, and what `timeout` returns if it did.
+    const CLIENT_BOUND: Duration = Duration::from_secs(60);
+    const TIMED_OUT: i32 = 124;
     /// The bytes of an HTTP transfer for each second that the client is to run.
     const HTTP_BYTES: u64 = 1_000_000_000;
     /// The bytes of an upload for each second.
@@ -583,8 +586,11 @@ mod run {
             };
             let control = control();
             let (begin, work) = (Instant::now(), machine_nanos());
-            let mut command = self.far.command(program);
-            let output = command.args(words).stdin(Stdio::null()).output()?;
+            // One that waits for ever costs its own row alone.
+            let bound = CLIENT_BOUND.as_secs() + self.options.seconds;
+            let mut command = self.far.command("timeout");
+            command.arg(bound.to_string()).arg(program).args(words);
+            let output = command.stdin(Stdio::null()).output()?;
             let (took, work) = (begin.elapsed().as_secs_f64(), machine_nanos() - work);
             let said = String::from_utf8_lossy(&output.stdout);
             let (rate, units) = match load {
@@ -602,12 +608,16 @@ mod run {
                     (of("bits_per_second") / 1e9, of("bytes") / 1e9)
                 }
             };
+            let what = format!("{row:?}, {}", server.name());
+            if output.status.code() == Some(TIMED_OUT) {
+                return Err(format!("{what}: {program} did not end within {bound} s").into());
+            }
             if !output.status.success() || rate <= 0.0 {
                 let complaint = String::from_utf8_lossy(&output.stderr);
-                let server = server.name();
-                return Err(format!("{row:?}, {server}: {} {said}", complaint.trim()).into());
+                return Err(format!("{what}: {} {said}", complaint.trim()).into());
             }
             let cpu = work as f64 / 1e9 / units;
+            eprintln!("{what}: {rate:.1}, CPU {cpu:.3}, control {control:.1} ms");
             Ok(Sample { rate, cpu, control })
         }
 
