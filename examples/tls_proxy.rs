@@ -203,7 +203,7 @@ fn pass_both_by_rustls(
                         false => 0..from_client.read(&mut sealed)?,
                     };
                     if unread.is_empty() {
-                        return to_server.shutdown(Shutdown::Write);
+                        return end(&to_server);
                     }
                 }
             }
@@ -223,13 +223,21 @@ fn pass_both_by_rustls(
             drop(tls);
             client.write_all(&sealed)?;
             if len == 0 {
-                client.shutdown(Shutdown::Write)?;
+                end(&client)?;
                 break;
             }
         }
         out.join()
             .map_err(|_| io::Error::other("a thread panicked"))?
     })
+}
+
+/// Ends a direction. A client that has all its bytes may be gone, and reset what comes after them.
+fn end(socket: &TcpStream) -> io::Result<()> {
+    match socket.shutdown(Shutdown::Write) {
+        Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
+        done => done,
+    }
 }
 
 // Without a device
