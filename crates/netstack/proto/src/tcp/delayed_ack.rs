@@ -45,9 +45,12 @@ impl Tcb {
     /// If the pump already has further segments, they are acknowledged together with this one.
     #[inline(always)]
     pub(super) fn ack_soon<S: EffectSink>(&mut self, seg: &Segment<'_>, len: u32, cx: &Cx<'_, S>) {
-        let several = seg.count >= 2 || len > u32::from(cx.limits.mss());
-        let owed = self.rcv.ack;
-        if owed == AckDue::Now || !seg.followed && (several || owed == AckDue::Delayed) {
+        let is_due = match self.rcv.ack {
+            AckDue::Now => true,
+            AckDue::Delayed => !seg.followed,
+            AckDue::None => !seg.followed && (seg.count >= 2 || len > u32::from(cx.limits.mss())),
+        };
+        if is_due {
             self.rcv.ack = AckDue::Now;
         } else {
             // If the following segments were damaged, the timer triggers the acknowledgment.

@@ -115,15 +115,12 @@ impl Tcb {
             return None;
         }
         let acked = seg.ack.since(snd.una);
-        if acked > snd.max.since(snd.una) {
-            return None;
-        }
         if acked == 0 {
             // An acknowledgment without data or news may be a duplicate.
             if seg.len == 0 {
                 return None;
             }
-        } else if snd.fin && seg.ack == snd.end {
+        } else if acked > snd.max.since(snd.una) || snd.fin && seg.ack == snd.end {
             return None;
         }
         if seg.len > 0 && (self.fast_path != FastPath::Data || seg.len > rcv.room()) {

@@ -143,7 +143,7 @@ impl Timers {
             (at, place) = (a.min(b).min(c.min(d)), Timer::FAST_TIMERS);
         }
         let before = core::mem::replace(&mut self.at[place], at);
-        if before == self.next {
+        if before == self.next && at > before {
             let [a, b, c, d] = self.at;
             self.next = a.min(b).min(c.min(d));
         } else {
