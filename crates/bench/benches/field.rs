@@ -68,9 +68,8 @@ mod run {
 
     /// How long a server may take until it listens; with IPv6 it first looks for its address.
     const PATIENCE: Duration = Duration::from_secs(10);
-    /// How much longer than its test a client may take, and what `timeout` returns if it did.
-    const CLIENT_BOUND: Duration = Duration::from_secs(60);
-    const TIMED_OUT: i32 = 124;
+    /// How many seconds longer than its test a client may take, before it costs its row.
+    const CLIENT_BOUND: u64 = 60;
     /// The bytes of an HTTP transfer for each second that the client is to run.
     const HTTP_BYTES: u64 = 1_000_000_000;
     /// The bytes of an upload for each second.
@@ -586,10 +585,9 @@ mod run {
             };
             let control = control();
             let (begin, work) = (Instant::now(), machine_nanos());
-            // One that waits for ever costs its own row alone.
-            let bound = CLIENT_BOUND.as_secs() + self.options.seconds;
+            let bound = (CLIENT_BOUND + self.options.seconds).to_string();
             let mut command = self.far.command("timeout");
-            command.arg(bound.to_string()).arg(program).args(words);
+            command.args([&bound, program]).args(words);
             let output = command.stdin(Stdio::null()).output()?;
             let (took, work) = (begin.elapsed().as_secs_f64(), machine_nanos() - work);
             let said = String::from_utf8_lossy(&output.stdout);
@@ -609,7 +607,7 @@ mod run {
                 }
             };
             let what = format!("{row:?}, {}", server.name());
-            if output.status.code() == Some(TIMED_OUT) {
+            if output.status.code() == Some(124) {
                 return Err(format!("{what}: {program} did not end within {bound} s").into());
             }
             if !output.status.success() || rate <= 0.0 {
