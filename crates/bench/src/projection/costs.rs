@@ -346,6 +346,7 @@ fn locked(direction: Direction, workload: &Workload) -> Result<Median<6>, String
         while worker.apply() {}
         watch.step();
         while worker.perform() {}
+        worker.serve_units();
         watch.step();
         worker.send();
         watch.step();
@@ -357,7 +358,7 @@ fn locked(direction: Direction, workload: &Workload) -> Result<Median<6>, String
     Ok(measured)
 }
 
-fn locked_costs(direction: Direction, workload: &Workload) -> Result<Locked, String> {
+pub(super) fn locked_costs(direction: Direction, workload: &Workload) -> Result<Locked, String> {
     let many = locked(direction, workload)?;
     let few = locked(direction, &small(workload))?;
     let sends = direction.sends();

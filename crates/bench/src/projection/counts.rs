@@ -231,6 +231,18 @@ mod tests {
         group(Direction::Receive, &few, 2).unwrap();
     }
 
+    /// A worker of the lock ciphers between its steps, as its turns do.
+    #[cfg(feature = "tls")]
+    #[test]
+    fn what_is_enciphered_is_sent_while_the_lock_is_calibrated() {
+        let workload = Workload {
+            pool_bytes: 1 << 20,
+            processing: crate::workload::Processing::Aes256Gcm,
+            ..Workload::default()
+        };
+        super::super::costs::locked_costs(Direction::Send, &workload).unwrap();
+    }
+
     /// What by-hand runs count does not depend on the machine, and every worker applies everything.
     #[test]
     fn counts_are_the_same_every_time_and_every_worker_applies_all() {
