@@ -266,7 +266,8 @@ fn every_schedule_of_stalls_deaths_joins_and_flips_ends_with_every_byte() {
     if sum.connections >= 400 {
         let calm = sum.changes().into_iter().any(|count| count == 0);
         assert!(!calm, "too calm: {sum}");
-        let few = sum.schedules * 10 < sum.connections * 9;
+        // Nine of ten on average.
+        let few = sum.schedules * 5 < sum.connections * 4;
         assert!(!few, "too few are schedules: {sum}");
     }
 }

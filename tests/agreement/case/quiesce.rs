@@ -91,7 +91,11 @@ impl<T: FaultHooks> Case<'_, T> {
             if replica.connections().next().is_none() {
                 return Ok(());
             }
-            self.now = self.now.max(replica.next_deadline().as_nanos());
+            // Also of a batch that a worker claimed before it failed.
+            match self.next_deadline() {
+                u64::MAX => break,
+                next => self.now = self.now.max(next),
+            }
         }
         let knowing = self.worker_with_state();
         let replica = self.group.workers()[knowing].replica();
