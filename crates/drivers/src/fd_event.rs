@@ -13,7 +13,7 @@ thread_local! {
     /// The number of the descriptor beside the device, while this thread waits with
     /// [`wait_beside`], and whether it was readable.
     static BESIDE: Cell<(Option<RawFd>, bool)> = const { Cell::new((None, false)) };
-    /// The same for further queues of the device, with [`wait_for_queues`].
+    /// The further queues of the device, which [`wait_for_queues`] watches, likewise.
     static QUEUES: Cell<(Option<RawFd>, bool)> = const { Cell::new((None, false)) };
 }
 
@@ -117,7 +117,7 @@ impl FdEvent {
         self.wait_for_any(&[device], timeout)
     }
 
-    /// The same for a device with up to two descriptors.
+    /// As above, for a device with up to two descriptors.
     pub(crate) fn wait_for_any(
         &mut self,
         device: &[BorrowedFd<'_>],

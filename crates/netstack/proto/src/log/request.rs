@@ -191,8 +191,8 @@ impl Digest {
     /// The run is acknowledgments without payload, of which [`Options::Acks`] or
     /// [`Options::AcksAlike`] has all but the first.
     pub const ACKS: u8 = 16;
-    /// The run is full or a merged frame, and the pump has already received the segments that
-    /// follow: the next request of the flow has them.
+    /// The run is full or a merged frame, and the parser found the segments that follow in the same
+    /// batch: the next request of the flow has them.
     pub const FOLLOWED: u8 = 32;
     /// The socket of these datagrams wants their destination address and arrival time.
     pub const INFO: u8 = 64;

@@ -131,7 +131,7 @@ impl OneSide {
     }
 
     /// The other side sends `count` segments of `len` bytes, which are one run; `followed`: the
-    /// pump already has another one.
+    /// batch has another one.
     pub(super) fn receive_run(&mut self, seq: u32, count: u32, len: u32, followed: bool) {
         let wire = |i: u32| Wire {
             seq: Self::IRS + seq + i * len,
