@@ -3,7 +3,7 @@
 use super::Missing;
 use super::interfaces::{Veth, ip};
 use super::support::packet::{self, ACK, Path, Tcp, experiment, is_experiment};
-use super::support::{Port, TIMEOUT};
+use super::support::{Port, TIMEOUT, named};
 use dominoes_drivers::Device;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, MacChoice, RxRing};
 use dominoes_drivers::{DeviceError, RxChecksum, TxChecksum, TxFrame};
@@ -11,39 +11,21 @@ use libtest_mimic::Trial;
 use std::time::Instant;
 
 pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
-    vec![
-        missing.packet(
-            "packet::an_address_of_the_kernel_is_refused",
-            an_address_of_the_kernel_is_refused,
-        ),
-        missing.packet(
-            "packet::an_interface_that_is_not_there_is_named",
-            an_interface_that_is_not_there_is_named,
-        ),
-        missing.packet(
-            "packet::a_frame_beyond_a_shrunken_mtu_is_dropped",
-            a_frame_beyond_a_shrunken_mtu_is_dropped,
-        ),
-        missing.packet(
-            "packet::our_own_frames_do_not_come_back",
-            our_own_frames_do_not_come_back,
-        ),
-        missing.packet(
-            "packet::frames_to_an_address_of_ours_arrive",
-            frames_to_an_address_of_ours_arrive,
-        ),
-        missing.packet(
-            "packet::a_full_receive_buffer_counts_what_it_drops",
-            a_full_receive_buffer_counts_what_it_drops,
-        ),
-        missing.packet("packet::a_vlan_tag_is_kept", || {
-            a_vlan_tag_is_kept(RxRing::None);
-        }),
-        missing.xdp(
-            "packet::the_kernel_does_not_route_what_is_ours",
-            the_kernel_does_not_route_what_is_ours,
-        ),
-    ]
+    let tests: [(&str, fn()); 6] = named! {
+        an_address_of_the_kernel_is_refused
+        an_interface_that_is_not_there_is_named
+        a_frame_beyond_a_shrunken_mtu_is_dropped
+        our_own_frames_do_not_come_back
+        frames_to_an_address_of_ours_arrive
+        a_full_receive_buffer_counts_what_it_drops
+    };
+    let trial = |(name, test)| missing.packet(&format!("packet::{name}"), test);
+    let mut trials: Vec<_> = tests.map(trial).into();
+    let tagged = || a_vlan_tag_is_kept(RxRing::None);
+    trials.push(missing.packet("packet::a_vlan_tag_is_kept", tagged));
+    let name = "packet::the_kernel_does_not_route_what_is_ours";
+    trials.push(missing.xdp(name, the_kernel_does_not_route_what_is_ours));
+    trials
 }
 
 fn an_address_of_the_kernel_is_refused() {

@@ -5,7 +5,7 @@ use super::interfaces::{Veth, ip};
 use super::killed::{wait_until, wait_until_kernel_answers};
 use super::rings::{mapping_of, send_experiments};
 use super::support::packet::{self, experiment, is_experiment};
-use super::support::{Port, TIMEOUT};
+use super::support::{Port, TIMEOUT, named};
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
 use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, Redirect, XdpBind, XdpMode};
 use dominoes_drivers::{Device, DeviceError, TxFrame};
@@ -16,48 +16,22 @@ use std::process::Command;
 use std::time::Instant;
 
 pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
-    vec![
-        missing.xdp(
-            "packet::a_guarded_address_may_be_the_kernels",
-            a_guarded_address_may_be_the_kernels,
-        ),
-        missing.xdp(
-            "xdp::the_kernel_keeps_what_is_not_ours",
-            the_kernel_keeps_what_is_not_ours,
-        ),
-        missing.xdp(
-            "xdp::the_kernel_keeps_what_is_not_ours_of_ipv6",
-            the_kernel_keeps_what_is_not_ours_of_ipv6,
-        ),
-        missing.xdp(
-            "xdp::the_program_follows_addresses_that_come_and_go",
-            the_program_follows_addresses_that_come_and_go,
-        ),
-        missing.xdp(
-            "xdp::several_queues_share_their_memory",
-            several_queues_share_their_memory,
-        ),
-        missing.xdp(
-            "xdp::long_frames_pass_in_pieces",
-            long_frames_pass_in_pieces,
-        ),
-        missing.xdp(
-            "xdp::frames_lie_where_nobody_can_write_and_may_be_kept",
-            frames_lie_where_nobody_can_write_and_may_be_kept,
-        ),
-        missing.xdp(
-            "xdp::a_burst_beyond_the_ring_is_counted",
-            a_burst_beyond_the_ring_is_counted,
-        ),
-        missing.xdp(
-            "xdp::opened_and_closed_again_and_again",
-            opened_and_closed_again_and_again,
-        ),
-        missing.xdp(
-            "xdp::what_cannot_be_had_is_named",
-            what_cannot_be_had_is_named,
-        ),
-    ]
+    let tests: [(&str, fn()); 9] = named! {
+        the_kernel_keeps_what_is_not_ours
+        the_kernel_keeps_what_is_not_ours_of_ipv6
+        the_program_follows_addresses_that_come_and_go
+        several_queues_share_their_memory
+        long_frames_pass_in_pieces
+        frames_lie_where_nobody_can_write_and_may_be_kept
+        a_burst_beyond_the_ring_is_counted
+        opened_and_closed_again_and_again
+        what_cannot_be_had_is_named
+    };
+    let trial = |(name, test)| missing.xdp(&format!("xdp::{name}"), test);
+    let mut trials: Vec<_> = tests.map(trial).into();
+    let name = "packet::a_guarded_address_may_be_the_kernels";
+    trials.push(missing.xdp(name, a_guarded_address_may_be_the_kernels));
+    trials
 }
 
 pub(crate) fn open_xdp(interface: &str, options: &AfXdpOptions) -> Port {
@@ -283,48 +257,17 @@ fn the_program_follows_addresses_that_come_and_go() {
 }
 
 fn several_queues_share_their_memory() {
-    const FLOWS: u16 = 64;
     let queues = "numtxqueues 4 numrxqueues 4";
     let veth = Veth::with(queues, queues);
     let peer = veth.peer();
     let options = AfXdpOptions::default().address(peer.our_address());
     let devices = AfXdp::open_queues(&veth.left, &options, 4).unwrap();
     let mut ports: Vec<_> = devices.into_iter().map(Port::new).collect();
-    peer.introduce(ports[0].mac);
-    for flow in 0..FLOWS {
-        let socket = peer.socket();
-        for _ in 0..5 {
-            socket
-                .send_to(&flow.to_be_bytes(), (peer.our_address(), 9))
-                .unwrap();
-        }
-    }
-    let mut seen = vec![[0; 4]; FLOWS.into()];
     let mut kept = Vec::new();
-    let deadline = Instant::now() + TIMEOUT;
-    while seen.iter().flatten().sum::<usize>() < 5 * usize::from(FLOWS) {
-        for (queue, port) in ports.iter_mut().enumerate() {
-            let before = kept.len();
-            port.rx.claim(32, &mut kept).unwrap();
-            for payload in kept[before..]
-                .iter()
-                .filter_map(|frame| packet::parse_udp(frame))
-            {
-                seen[usize::from(u16::from_be_bytes([payload[0], payload[1]]))][queue] += 1;
-            }
-        }
-        assert!(Instant::now() < deadline, "{seen:?}");
-    }
+    peer.flows_by_queue(&mut ports, 5, Some(&mut kept));
     // Frames return to their own queue even if another device releases them.
     ports[3].rx.release(&mut kept);
-    let socket = peer.socket();
-    for port in &mut ports {
-        let path = peer.path(port, 7, socket.local_addr().unwrap().port());
-        let packet = packet::udp(path, b"from every queue", None);
-        assert_eq!(port.tx.transmit(&[packet.frame()]), Ok(1));
-        let mut buffer = [0; 100];
-        assert_eq!(socket.recv(&mut buffer).unwrap(), 16);
-    }
+    peer.hears_every_queue(&mut ports);
     let error = AfXdp::open_queues(&veth.right, &AfXdpOptions::default(), 9).unwrap_err();
     assert!(error.to_string().contains("no such queue"), "{error}");
 }

@@ -1,11 +1,11 @@
 //! Interfaces that the tests create in their namespace, with the kernel as the other end.
 
 use super::INSIDE;
-use super::support::packet::Path;
+use super::support::packet::{self, Path};
 use super::support::{Port, TIMEOUT};
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
 use dominoes_drivers::tun::TunOptions;
-use dominoes_drivers::{IP_MAC, IP_PEER_MAC};
+use dominoes_drivers::{Frame, IP_MAC, IP_PEER_MAC};
 use std::env;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::process::{Command, ExitCode};
@@ -71,6 +71,52 @@ impl Peer {
             self.our_address(),
             self.kernels
         ));
+    }
+
+    /// Sends `each` datagrams of each of 64 flows to the queues of a device. Returns how many of
+    /// each flow came to which queue. The frames stay in `kept` if there is one.
+    pub(crate) fn flows_by_queue(
+        &self,
+        ports: &mut [Port],
+        each: usize,
+        mut kept: Option<&mut Vec<Frame>>,
+    ) -> Vec<[usize; 4]> {
+        self.introduce(ports[0].mac);
+        let mut seen = vec![[0; 4]; 64];
+        for flow in 0..64_u16 {
+            let socket = self.socket();
+            for _ in 0..each {
+                let payload = flow.to_be_bytes();
+                socket.send_to(&payload, (self.our_address(), 9)).unwrap();
+            }
+        }
+        let deadline = Instant::now() + TIMEOUT;
+        let mut frames = Vec::new();
+        while seen.iter().flatten().sum::<usize>() < each * seen.len() {
+            for (queue, port) in ports.iter_mut().enumerate() {
+                port.rx.claim(32, &mut frames).unwrap();
+                for payload in frames.iter().filter_map(|frame| packet::parse_udp(frame)) {
+                    seen[usize::from(u16::from_be_bytes([payload[0], payload[1]]))][queue] += 1;
+                }
+                match &mut kept {
+                    Some(kept) => kept.append(&mut frames),
+                    None => port.rx.release(&mut frames),
+                }
+            }
+            assert!(Instant::now() < deadline, "{seen:?}");
+        }
+        seen
+    }
+
+    /// A datagram that each queue sends arrives.
+    pub(crate) fn hears_every_queue(&self, ports: &mut [Port]) {
+        let socket = self.socket();
+        for port in ports {
+            let path = self.path(port, 7, socket.local_addr().unwrap().port());
+            let packet = packet::udp(path, b"from every queue", None);
+            assert_eq!(port.tx.transmit(&[packet.frame()]), Ok(1));
+            assert_eq!(socket.recv(&mut [0; 100]).unwrap(), 16);
+        }
     }
 
     pub(crate) fn path(&self, port: &Port, from: u16, to: u16) -> Path {
@@ -279,4 +325,11 @@ pub(crate) fn wait_until_running(interface: &str) {
         assert!(Instant::now() < deadline, "it does not come up: {line}");
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Checks that each flow has one queue, and that they share the queues.
+pub(crate) fn flows_are_spread(seen: &[[usize; 4]], each: usize) {
+    assert!(seen.iter().all(|queues| queues.contains(&each)), "{seen:?}");
+    let used = (0..4).filter(|&queue| seen.iter().any(|queues| queues[queue] > 0));
+    assert!(used.count() > 1, "all flows share a queue: {seen:?}");
 }

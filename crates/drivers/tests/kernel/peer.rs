@@ -3,7 +3,7 @@
 use super::af_xdp::open_xdp;
 use super::interfaces::{Peer, TapInterface, Veth, bring_up, ip, tun, wait_until_running};
 use super::support::packet::{self, ACK, Path, RST, SYN, Tcp, experiment};
-use super::support::{Port, TIMEOUT};
+use super::support::{Port, TIMEOUT, named};
 use super::tun::adopted;
 use super::{Missing, RINGS};
 use dominoes_drivers::af_packet::AfPacketOptions;
@@ -24,30 +24,15 @@ type PeerTest = fn(Port, Peer);
 
 pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
     let mut trials = Vec::new();
-    let with_peer: &[(&str, PeerTest)] = &[
-        (
-            "the_kernel_asks_for_our_address",
-            the_kernel_asks_for_our_address,
-        ),
-        (
-            "a_datagram_reaches_the_kernel",
-            a_datagram_reaches_the_kernel,
-        ),
-        (
-            "one_frame_becomes_fifty_datagrams",
-            one_frame_becomes_fifty_datagrams,
-        ),
-        (
-            "tcp_moves_in_large_frames_both_ways",
-            tcp_moves_in_large_frames_both_ways,
-        ),
-        (
-            "a_link_that_goes_down_says_so_and_comes_back",
-            a_link_that_goes_down_says_so_and_comes_back,
-        ),
-        ("a_deleted_interface_is_gone", a_deleted_interface_is_gone),
-    ];
-    for &(name, test) in with_peer {
+    let with_peer: [(&str, PeerTest); 6] = named! {
+        the_kernel_asks_for_our_address
+        a_datagram_reaches_the_kernel
+        one_frame_becomes_fifty_datagrams
+        tcp_moves_in_large_frames_both_ways
+        a_link_that_goes_down_says_so_and_comes_back
+        a_deleted_interface_is_gone
+    };
+    for (name, test) in with_peer {
         for (kind, ring) in RINGS {
             trials.push(missing.packet(&format!("packet_{kind}::{name}"), move || {
                 let veth = Veth::new();

@@ -1,9 +1,9 @@
 //! Mapped rings of packet sockets.
 
 use super::af_packet::a_vlan_tag_is_kept;
-use super::interfaces::{Veth, ip};
-use super::support::packet::{self, experiment, is_experiment};
-use super::support::{Port, TIMEOUT};
+use super::interfaces::{Veth, flows_are_spread, ip};
+use super::support::packet::{experiment, is_experiment};
+use super::support::{Port, TIMEOUT, named};
 use super::{Missing, RINGS};
 use dominoes_drivers::TxFrame;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing, Spread};
@@ -17,48 +17,24 @@ type RingTest = fn(RxRing);
 pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
     let mut trials = Vec::new();
     for (kind, ring) in [RINGS[1], RINGS[2]] {
-        let tests: &[(&str, RingTest)] = &[
-            (
-                "several_threads_read_a_frame_where_it_lies",
-                several_threads_read_a_frame_where_it_lies,
-            ),
-            (
-                "nobody_can_write_where_a_frame_lies",
-                nobody_can_write_where_a_frame_lies,
-            ),
-            (
-                "a_frame_that_is_kept_does_not_stop_the_ring",
-                a_frame_that_is_kept_does_not_stop_the_ring,
-            ),
-            (
-                "frames_that_are_all_kept_stay_as_they_came",
-                frames_that_are_all_kept_stay_as_they_came,
-            ),
-            ("frames_outlive_their_device", frames_outlive_their_device),
-            (
-                "the_kernel_notes_when_a_frame_came",
-                the_kernel_notes_when_a_frame_came,
-            ),
-            (
-                "a_full_ring_counts_what_it_drops",
-                a_full_ring_counts_what_it_drops,
-            ),
-            ("a_vlan_tag_is_kept", a_vlan_tag_is_kept),
-        ];
-        for &(name, test) in tests {
+        let tests: [(&str, RingTest); 8] = named! {
+            several_threads_read_a_frame_where_it_lies
+            nobody_can_write_where_a_frame_lies
+            a_frame_that_is_kept_does_not_stop_the_ring
+            frames_that_are_all_kept_stay_as_they_came
+            frames_outlive_their_device
+            the_kernel_notes_when_a_frame_came
+            a_full_ring_counts_what_it_drops
+            a_vlan_tag_is_kept
+        };
+        for (name, test) in tests {
             trials.push(missing.packet(&format!("packet_{kind}::{name}"), move || test(ring)));
         }
     }
-    trials.extend([
-        missing.packet(
-            "packet_slots::long_frames_keep_their_turn",
-            long_frames_keep_their_turn,
-        ),
-        missing.packet(
-            "packet::flows_stay_with_one_of_several_queues",
-            flows_stay_with_one_of_several_queues,
-        ),
-    ]);
+    let name = "packet_slots::long_frames_keep_their_turn";
+    trials.push(missing.packet(name, long_frames_keep_their_turn));
+    let name = "packet::flows_stay_with_one_of_several_queues";
+    trials.push(missing.packet(name, flows_stay_with_one_of_several_queues));
     trials
 }
 
@@ -271,38 +247,8 @@ fn long_frames_keep_their_turn() {
 }
 
 fn flows_stay_with_one_of_several_queues() {
-    const FLOWS: u16 = 64;
-    const EACH: usize = 5;
     let veth = Veth::new();
-    let peer = veth.peer();
     let devices = AfPacket::open_queues(&veth.left, &AfPacketOptions::default(), 4, Spread::Flow);
     let mut ports: Vec<_> = devices.unwrap().into_iter().map(Port::new).collect();
-    peer.introduce(ports[0].mac);
-    for flow in 0..FLOWS {
-        let socket = peer.socket();
-        for _ in 0..EACH {
-            socket
-                .send_to(&flow.to_be_bytes(), (peer.our_address(), 9))
-                .unwrap();
-        }
-    }
-    let mut seen = vec![[0; 4]; FLOWS.into()];
-    let deadline = Instant::now() + TIMEOUT;
-    let mut frames = Vec::new();
-    while seen.iter().flatten().sum::<usize>() < EACH * usize::from(FLOWS) {
-        for (queue, port) in ports.iter_mut().enumerate() {
-            port.rx.claim(32, &mut frames).unwrap();
-            for payload in frames.iter().filter_map(|frame| packet::parse_udp(frame)) {
-                seen[usize::from(u16::from_be_bytes([payload[0], payload[1]]))][queue] += 1;
-            }
-            port.rx.release(&mut frames);
-        }
-        assert!(Instant::now() < deadline, "{seen:?}");
-    }
-    assert!(
-        seen.iter().all(|queues| queues.contains(&EACH)),
-        "a flow is spread: {seen:?}"
-    );
-    let used = (0..4).filter(|&queue| seen.iter().any(|queues| queues[queue] > 0));
-    assert!(used.count() > 1, "all flows share a queue: {seen:?}");
+    flows_are_spread(&veth.peer().flows_by_queue(&mut ports, 5, None), 5);
 }

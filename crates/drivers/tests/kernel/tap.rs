@@ -1,39 +1,25 @@
 //! TAP devices.
 
 use super::Missing;
-use super::interfaces::{NEXT_SUBNET, TapInterface, bring_up, ip};
+use super::interfaces::{NEXT_SUBNET, TapInterface, bring_up, flows_are_spread, ip};
 use super::support::packet::{self, Path};
-use super::support::{Port, TIMEOUT};
+use super::support::{Port, named};
 use dominoes_drivers::tap::Tap;
 use dominoes_drivers::{Device, DeviceError, RxChecksum};
 use libtest_mimic::Trial;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
 
 pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
-    vec![
-        missing.tap(
-            "tap::a_second_opening_finds_it_busy",
-            a_second_opening_finds_it_busy,
-        ),
-        missing.tap(
-            "tap::several_queues_share_the_flows",
-            several_queues_share_the_flows,
-        ),
-        missing.tap(
-            "tap::without_offloads_frames_stay_short",
-            without_offloads_frames_stay_short,
-        ),
-        missing.tap(
-            "tap::addresses_on_both_sides_differ",
-            addresses_on_both_sides_differ,
-        ),
-        missing.tap(
-            "tap::what_the_kernels_end_has_is_refused",
-            what_the_kernels_end_has_is_refused,
-        ),
-    ]
+    let tests: [(&str, fn()); 5] = named! {
+        a_second_opening_finds_it_busy
+        several_queues_share_the_flows
+        without_offloads_frames_stay_short
+        addresses_on_both_sides_differ
+        what_the_kernels_end_has_is_refused
+    };
+    let trial = |(name, test)| missing.tap(&format!("tap::{name}"), test);
+    tests.map(trial).into()
 }
 
 fn what_the_kernels_end_has_is_refused() {
@@ -75,7 +61,6 @@ fn a_second_opening_finds_it_busy() {
 }
 
 fn several_queues_share_the_flows() {
-    const FLOWS: u16 = 64;
     let subnet = NEXT_SUBNET.fetch_add(1, Relaxed);
     let name = format!("tap{subnet}");
     let devices = Tap::open_queues(&name, &Tap::options(), 4).unwrap();
@@ -87,37 +72,8 @@ fn several_queues_share_the_flows() {
     ip(&format!("addr add 10.78.{subnet}.2/24 dev {name}"));
     bring_up(&name);
     let peer = interface.peer();
-    peer.introduce(ports[0].mac);
-    for flow in 0..FLOWS {
-        let socket = peer.socket();
-        for _ in 0..4 {
-            let payload = flow.to_be_bytes();
-            socket.send_to(&payload, (peer.our_address(), 9)).unwrap();
-        }
-    }
-    let mut seen = vec![[0; 4]; FLOWS.into()];
-    let deadline = Instant::now() + TIMEOUT;
-    while seen.iter().flatten().sum::<usize>() < 4 * usize::from(FLOWS) {
-        for (queue, port) in ports.iter_mut().enumerate() {
-            let mut frames = Vec::new();
-            port.rx.claim(32, &mut frames).unwrap();
-            for payload in frames.iter().filter_map(|frame| packet::parse_udp(frame)) {
-                seen[usize::from(u16::from_be_bytes([payload[0], payload[1]]))][queue] += 1;
-            }
-        }
-        assert!(Instant::now() < deadline, "{seen:?}");
-    }
-    assert!(seen.iter().all(|queues| queues.contains(&4)), "{seen:?}");
-    let used = (0..4).filter(|&queue| seen.iter().any(|queues| queues[queue] > 0));
-    assert!(used.count() > 1, "all flows share a queue: {seen:?}");
-    let socket = peer.socket();
-    for port in &mut ports {
-        let path = peer.path(port, 7, socket.local_addr().unwrap().port());
-        let packet = packet::udp(path, b"from every queue", None);
-        assert_eq!(port.tx.transmit(&[packet.frame()]), Ok(1));
-        let mut buffer = [0; 100];
-        assert_eq!(socket.recv(&mut buffer).unwrap(), 16);
-    }
+    flows_are_spread(&peer.flows_by_queue(&mut ports, 4, None), 4);
+    peer.hears_every_queue(&mut ports);
     let error = Tap::open(&name).unwrap_err();
     assert!(error.to_string().contains("several"), "{error}");
 }

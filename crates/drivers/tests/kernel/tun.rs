@@ -186,7 +186,6 @@ fn both_families_arrive() {
 }
 
 fn several_queues_share_the_flows() {
-    const FLOWS: u16 = 64;
     let subnet = NEXT_SUBNET.fetch_add(1, Relaxed);
     let name = format!("tun{subnet}");
     let devices = Tun::open_queues(&name, &Tun::options(), 4).unwrap();
@@ -198,33 +197,9 @@ fn several_queues_share_the_flows() {
         kernels: name,
         subnet,
     };
-    for flow in 0..FLOWS {
-        let socket = peer.socket();
-        for _ in 0..4 {
-            let payload = flow.to_be_bytes();
-            socket.send_to(&payload, (peer.our_address(), 9)).unwrap();
-        }
-    }
-    let mut seen = vec![[0; 4]; FLOWS.into()];
-    let deadline = Instant::now() + TIMEOUT;
-    while seen.iter().flatten().sum::<usize>() < 4 * usize::from(FLOWS) {
-        for (queue, port) in ports.iter_mut().enumerate() {
-            let mut frames = Vec::new();
-            port.rx.claim(32, &mut frames).unwrap();
-            for payload in frames.iter().filter_map(|frame| packet::parse_udp(frame)) {
-                seen[usize::from(u16::from_be_bytes([payload[0], payload[1]]))][queue] += 1;
-            }
-        }
-        assert!(Instant::now() < deadline, "{seen:?}");
-    }
+    let seen = peer.flows_by_queue(&mut ports, 4, None);
     assert!(seen.iter().all(|queues| queues.contains(&4)), "{seen:?}");
-    let socket = peer.socket();
-    for port in &mut ports {
-        let path = peer.path(port, 7, socket.local_addr().unwrap().port());
-        let packet = packet::udp(path, b"from every queue", None);
-        assert_eq!(port.tx.transmit(&[packet.frame()]), Ok(1));
-        assert_eq!(socket.recv(&mut [0; 100]).unwrap(), 16);
-    }
+    peer.hears_every_queue(&mut ports);
 }
 
 #[cfg(feature = "smoltcp")]

@@ -1,7 +1,7 @@
 //! The behaviours that all devices share. Each test gets two joined devices, whatever joins them.
 
 use super::packet::{self, Path, experiment, is_experiment};
-use super::{Port, TIMEOUT};
+use super::{Port, TIMEOUT, named};
 use dominoes_drivers::{DeviceError, Frame, RxChecksum, TxChecksum, TxFrame, TxMeta};
 use std::net::Ipv4Addr;
 use std::thread;
@@ -11,54 +11,21 @@ use std::time::{Duration, Instant};
 pub type Behaviour = (&'static str, fn(Port, Port));
 
 /// All behaviours.
-pub const ALL: &[Behaviour] = &[
-    (
-        "frames_arrive_whole_and_in_order",
-        frames_arrive_whole_and_in_order,
-    ),
-    ("head_and_payload_are_joined", head_and_payload_are_joined),
-    (
-        "prepared_frames_arrive_in_order_among_others",
-        prepared_frames_arrive_in_order_among_others,
-    ),
-    ("both_ways_work_at_once", both_ways_work_at_once),
-    (
-        "a_claim_takes_no_more_than_it_may_and_appends",
-        a_claim_takes_no_more_than_it_may_and_appends,
-    ),
-    (
-        "a_claim_with_nothing_there_returns_at_once",
-        a_claim_with_nothing_there_returns_at_once,
-    ),
-    (
-        "a_frame_that_can_never_be_sent_is_dropped_and_counted",
-        a_frame_that_can_never_be_sent_is_dropped_and_counted,
-    ),
-    (
-        "merged_frames_keep_their_metadata",
-        merged_frames_keep_their_metadata,
-    ),
-    (
-        "a_wait_ends_when_a_frame_comes",
-        a_wait_ends_when_a_frame_comes,
-    ),
-    (
-        "a_wait_without_frames_ends_in_time",
-        a_wait_without_frames_ends_in_time,
-    ),
-    (
-        "a_waker_ends_a_wait_early_or_late",
-        a_waker_ends_a_wait_early_or_late,
-    ),
-    (
-        "frames_may_be_released_dropped_or_kept",
-        frames_may_be_released_dropped_or_kept,
-    ),
-    (
-        "the_halves_may_go_in_any_order",
-        the_halves_may_go_in_any_order,
-    ),
-];
+pub const ALL: &[Behaviour] = &named! {
+    frames_arrive_whole_and_in_order
+    head_and_payload_are_joined
+    prepared_frames_arrive_in_order_among_others
+    both_ways_work_at_once
+    a_claim_takes_no_more_than_it_may_and_appends
+    a_claim_with_nothing_there_returns_at_once
+    a_frame_that_can_never_be_sent_is_dropped_and_counted
+    merged_frames_keep_their_metadata
+    a_wait_ends_when_a_frame_comes
+    a_wait_without_frames_ends_in_time
+    a_waker_ends_a_wait_early_or_late
+    frames_may_be_released_dropped_or_kept
+    the_halves_may_go_in_any_order
+};
 
 /// Sends all frames, and retries while the device is busy.
 fn send_all(port: &mut Port, frames: &[Vec<u8>]) {

@@ -3,8 +3,14 @@
 // Two test programs share these modules, and each uses only a part of them.
 #![allow(dead_code, unreachable_pub, unused_imports)]
 
+/// Functions, each after its name.
+macro_rules! named {
+    ($($test:ident)*) => { [$((stringify!($test), $test as _)),*] };
+}
+
 pub mod behaviour;
 pub mod packet;
+pub(crate) use named;
 
 use dominoes_drivers::{Capabilities, Device, DeviceRx, DeviceTx, Frame};
 use std::time::{Duration, Instant};
