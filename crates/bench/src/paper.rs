@@ -235,11 +235,12 @@ pub enum Published {
     Nothing,
     /// A number.
     Number(f64),
-    /// Numbers from the first to the second.
+    /// Numbers from the first to the second. A ratio within them has a gain that was published, so
+    /// its gain needs no other test.
     Between(f64, f64),
-    /// No number, but more than this: a curve that rises.
+    /// No number, but more than this: a curve that rises, or "at least".
     MoreThan(f64),
-    /// No number, but less than this.
+    /// No number, but less than this, or "at most".
     LessThan(f64),
 }
 
@@ -254,6 +255,10 @@ pub struct Check {
     /// The paper's value, in the unit of ours.
     #[serde(default)]
     pub published: Published,
+    /// What stands beside ours in place of a published number: the paper's words, or a number that
+    /// the paper computed and did not measure.
+    #[serde(default)]
+    pub says: String,
     /// Of both.
     #[serde(default = "times")]
     pub unit: String,
@@ -271,10 +276,11 @@ pub const PERCENT: &str = "%";
 impl Check {
     /// Judges ours by both quartiles.
     ///
-    /// A ratio whose quartiles are on both sides of 1, or at it, shows no difference. One on the
-    /// other side of 1 than the published number differs from it, however near they are. A ratio
-    /// agrees only if its gain or loss is also between half and twice the published one: 1.05 is
-    /// near 1.14, and yet a third of that gain.
+    /// A ratio whose quartiles are on both sides of 1, or at it, shows no difference; where the
+    /// paper has a bound, this takes the place of 1. One on the other side of 1 than the published
+    /// number differs from it, however near they are. A ratio agrees only if its gain or loss is
+    /// also between half and twice the published one: 1.05 is near 1.14, and yet a third of that
+    /// gain.
     fn verdict(&self, ours: Option<&Measure>) -> Verdict {
         let Some(measure) = ours else {
             return Verdict::NotMeasured;
@@ -287,7 +293,12 @@ impl Check {
         }
         let Spread { q1, q3, .. } = measure.ours;
         let is_ratio = self.unit == TIMES;
-        if is_ratio && q1 <= 1.0 && q3 >= 1.0 {
+        let is_around = |bound: f64| q1 <= bound && q3 >= bound;
+        let is_undecided = match self.published {
+            Published::MoreThan(bound) | Published::LessThan(bound) => is_around(bound),
+            _ => is_ratio && is_around(1.0),
+        };
+        if is_undecided {
             return Verdict::NoDifference;
         }
         let number = |least: f64, most: f64, published: f64| {
@@ -331,6 +342,7 @@ impl Check {
     fn sentence(&self, ours: Option<&Measure>, verdict: Verdict) -> String {
         let number = |value: f64| shown(value, &self.unit);
         let beside = match self.published {
+            _ if !self.says.is_empty() => format!(" ({})", self.says),
             Published::Number(published) => format!(" (published {})", number(published)),
             Published::Between(least, most) => {
                 format!(" (published {} to {})", number(least), number(most))
@@ -342,7 +354,7 @@ impl Check {
         };
         let Spread { q1, median, q3 } = measure.ours;
         let mut shown = number(median);
-        if q1 != q3 {
+        if q1 != q3 && measure.pairs != Some(1) {
             shown += &format!(" [{} {}]", number(q1), number(q3));
         }
         if measure.disturbed && verdict != Verdict::Disturbed {
@@ -398,7 +410,7 @@ pub enum Verdict {
     Differs,
     /// Ours is elsewhere, as it should be.
     OnPurpose,
-    /// The quartiles of a ratio are on both sides of 1, or at it.
+    /// The quartiles of a ratio are on both sides of 1 or of the paper's bound, or at it.
     NoDifference,
     /// There is nothing to be judged by.
     Reported,
@@ -480,6 +492,7 @@ mod tests {
             measure: what.clone(),
             what,
             published,
+            says: String::new(),
             unit,
         }
     }
@@ -561,6 +574,43 @@ mod tests {
                 verdict
             );
         }
+    }
+
+    #[test]
+    fn a_bound_other_than_one_decides_in_place_of_one() {
+        let cases = [
+            ([0.98, 1.0, 1.02], 5, SameDirection),
+            ([1.1, 1.12, 1.2], 5, NoDifference),
+            ([1.5; 3], 5, Differs),
+        ];
+        judged(LessThan(1.13), TIMES, &cases);
+        judged(
+            MoreThan(0.9),
+            TIMES,
+            &[([0.95, 1.0, 1.05], 5, SameDirection)],
+        );
+        judged(
+            LessThan(45.0),
+            PERCENT,
+            &[([44.0, 45.0, 46.0], 5, NoDifference)],
+        );
+    }
+
+    #[test]
+    fn the_papers_words_and_single_values_are_shown_as_such() {
+        let check = Check {
+            says: "its formula 1.50x".to_owned(),
+            ..check("two / one", TIMES, Number(1.5))
+        };
+        let sentence = |pairs| {
+            let spread = Spread::of([1.4, 1.5, 1.6]).unwrap();
+            check.sentence(Some(&Measure::of(spread, pairs)), SameDirection)
+        };
+        assert_eq!(
+            sentence(5),
+            "two / one 1.50x [1.45x 1.55x] (its formula 1.50x)"
+        );
+        assert_eq!(sentence(1), "two / one 1.50x, once (its formula 1.50x)");
     }
 
     /// The outcome of a figure by two of its measures.

@@ -335,13 +335,16 @@ fn result_row(
         sent_again: measured.oddities[row].sent_again,
         held_up_ms: measured.oddities[row].held_up.as_secs_f64() * 1e3,
         out_of_order: measured.oddities[row].out_of_order,
-        lock_wait_share: each(locks > 0.0, &|a| share(a.lock_wait_ns, a.slice_ns as f64)),
+        // A wait that began before the slice counts in full when it ends.
+        lock_wait_share: each(locks > 0.0, &|a| {
+            share(a.lock_wait_ns, a.slice_ns as f64).min(1.0)
+        }),
         segments_per_lock: over(sum(|a| a.segments), locks),
         misordered_share: over(sum(|a| a.misordered), sum(|a| a.segments)).filter(|_| locks > 0.0),
         waits: (LOCKS.iter().enumerate())
             .map(|(lock, name)| {
                 let waited: u64 = accounts.iter().map(|a| a.waits_ns[lock]).sum();
-                (*name, share(waited, sum(|a| a.slice_ns)))
+                (*name, share(waited, sum(|a| a.slice_ns)).min(1.0))
             })
             .filter(|(_, share)| *share > 0.0)
             .collect(),

@@ -461,6 +461,38 @@ mod tests {
         }
     }
 
+    /// Whoever reads a row can check it: a bound that no curve gives is explained, an interval of a
+    /// ratio is a gain or a loss, and a reason is no guess.
+    #[test]
+    fn every_bound_is_explained_and_no_reason_is_a_guess() {
+        for (name, figure) in figures() {
+            let place = format!("{name}, {}", figure.place);
+            for check in &figure.checks {
+                let is_clear = match check.published {
+                    Published::MoreThan(bound) | Published::LessThan(bound) => {
+                        bound == 1.0 && check.unit == TIMES || !check.says.is_empty()
+                    }
+                    Published::Between(least, most) if check.unit == TIMES => {
+                        least > 1.0 || most < 1.0
+                    }
+                    _ => true,
+                };
+                assert!(is_clear, "{place}: {}", check.what);
+            }
+            assert!(
+                !figure.differs.contains(" may "),
+                "{place}: {}",
+                figure.differs
+            );
+            let is_judged = figure
+                .checks
+                .iter()
+                .any(|c| c.published != Published::Nothing);
+            let has_reason = !figure.differs.is_empty() || !figure.lacks.is_empty();
+            assert!(!is_judged || has_reason || name == "pipeline", "{place}");
+        }
+    }
+
     /// A measure of ours that a check must pass, and one that it must fail.
     fn extremes(check: &Check) -> Option<[f64; 2]> {
         Some(match check.published {

@@ -17,7 +17,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 /// The paper's baseline.
 const LOCKED: &str = "tcp-1";
 /// Payload of a long segment; the MTU grows with it.
-const LONG: usize = 4096;
+pub(super) const LONG: usize = 4096;
 const CASES: [(&str, bool, bool); 4] = [
     ("software", true, false),
     ("device", false, false),

@@ -247,8 +247,9 @@ fn sums<T: Copy>(
 
 /// What would be gained, as the paper estimates it.
 struct Gains {
-    /// For each component, by its critical path, and what all its functions take.
-    components: [(f64, f64); 2],
+    /// For each component, by its critical path, and what all its functions take. No gain of its
+    /// own has one that does not have two functions for each segment.
+    components: [(Option<f64>, f64); 2],
     /// By both critical paths.
     path: f64,
     /// If every function were a stage of a pipeline.
@@ -262,11 +263,16 @@ fn gains((_, functions, components): &Path, costs: &[f64]) -> Gains {
         let own = all.filter(|(function, _)| function.component == component);
         let own: Vec<_> = own.map(|(function, cost)| (function.step, *cost)).collect();
         let sum: f64 = own.iter().map(|(_, cost)| cost).sum();
-        (estimate(&own), sum)
+        // Less than one instruction, or nanosecond, a segment is work of once a connection.
+        let several = own.iter().filter(|(_, cost)| *cost >= 1.0).count() > 1;
+        (several.then(|| estimate(&own)), sum)
     };
     let components = components.map(of);
     let whole: f64 = components.iter().map(|(_, sum)| sum).sum();
-    let critical: f64 = components.iter().map(|(gain, sum)| sum / gain).sum();
+    let critical: f64 = components
+        .iter()
+        .map(|(gain, sum)| sum / gain.unwrap_or(1.0))
+        .sum();
     let largest = costs[..functions.len()].iter().copied().fold(0.0, f64::max);
     let over = |part: f64| if part > 0.0 { whole / part } else { 1.0 };
     Gains {
@@ -278,16 +284,16 @@ fn gains((_, functions, components): &Path, costs: &[f64]) -> Gains {
 
 /// Adds the gains by instructions to a table, which every run repeats.
 fn add_counted(table: &mut Table, path: &Path, costs: &[f64]) {
-    let measure = |of: &dyn Fn(&Gains) -> f64| Measure::exact(of(&gains(path, costs)));
+    let measure = |of: &dyn Fn(&Gains) -> Option<f64>| of(&gains(path, costs)).map(Measure::exact);
     add_gains(table, path, costs, ("", "instructions"), measure);
 }
 
 /// Adds the gains by time, from the times of several runs and their medians.
 fn add_timed(table: &mut Table, path: &Path, runs: &[Vec<f64>], medians: &[f64]) {
-    let measure = |of: &dyn Fn(&Gains) -> f64| {
+    let measure = |of: &dyn Fn(&Gains) -> Option<f64>| {
         let values = runs.iter().map(|run| of(&gains(path, run)));
-        let spread = Spread::of(values).unwrap_or(Spread::one(f64::NAN));
-        Measure::of(spread, runs.len())
+        let values: Vec<f64> = values.collect::<Option<_>>()?;
+        Spread::of(values).map(|spread| Measure::of(spread, runs.len()))
     };
     add_gains(table, path, medians, (", by time", "ns"), measure);
 }
@@ -298,20 +304,30 @@ fn add_gains(
     path: &Path,
     costs: &[f64],
     (by, unit): (&str, &str),
-    measure: impl Fn(&dyn Fn(&Gains) -> f64) -> Measure,
+    measure: impl Fn(&dyn Fn(&Gains) -> Option<f64>) -> Option<Measure>,
 ) {
     let (name, _, components) = path;
     let gains = gains(path, costs);
-    for (at, (component, (gain, sum))) in components.iter().zip(gains.components).enumerate() {
-        let measure = measure(&|gains| gains.components[at].0);
-        table.measure(format!("{component}{by}"), measure);
+    let mut add = |name: String, of: &dyn Fn(&Gains) -> Option<f64>| {
+        if let Some(measure) = measure(of) {
+            table.measure(name, measure);
+        }
+    };
+    for (at, component) in components.iter().enumerate() {
+        add(format!("{component}{by}"), &|gains| gains.components[at].0);
+    }
+    add(format!("{name}{by}"), &|gains| Some(gains.path));
+    add(format!("{name}, pipelined{by}"), &|gains| {
+        Some(gains.pipelined)
+    });
+    for (component, (gain, sum)) in components.iter().zip(gains.components) {
+        let gain = gain.map_or("nothing side by side".to_owned(), |gain| {
+            format!("{gain:.2}")
+        });
         table.note(format!(
-            "{component}{by}: {gain:.2} by its critical path, of {sum:.0} {unit}"
+            "{component}{by}: {gain} by its critical path, of {sum:.1} {unit}"
         ));
     }
-    table.measure(format!("{name}{by}"), measure(&|gains| gains.path));
-    let pipelined = measure(&|gains| gains.pipelined);
-    table.measure(format!("{name}, pipelined{by}"), pipelined);
     table.note(format!(
         "{name}{by}: {:.2} by critical paths; {:.2} if every function were a stage of a pipeline; \
          the experiment pipeline measures one",
@@ -433,7 +449,7 @@ mod tests {
             function("B", "third", 0, ""),
         ];
         let gains = gains(&("path", STEPS, ["A", "B"]), &[30.0, 30.0, 20.0, 7.0, 90.0]);
-        assert_eq!(gains.components, [(2.0, 60.0), (1.0, 20.0)]);
+        assert_eq!(gains.components, [(Some(2.0), 60.0), (None, 20.0)]);
         assert_eq!((gains.path, gains.pipelined), (80.0 / 50.0, 80.0 / 30.0));
     }
 
@@ -451,10 +467,11 @@ mod tests {
         let checks = &timed.rows[4];
         assert_eq!(checks[2..], ["10.0", "0.0", "0.0", "100", "5.0", "100"]);
         assert_eq!(timed.rows[8][2..], ["10.0", "0.0", "0.0", "", "0.0", ""]);
-        assert!(timed.measures.contains_key("TCPReceive, by time"));
+        assert!(timed.measures.contains_key("receive path, by time"));
+        assert!(!timed.measures.contains_key("IPReceive, by time"));
         let counted = table(path, &costs, Err("no perf"));
         assert_eq!(counted.rows[4][6..], ["", ""]);
-        assert!(!counted.measures.contains_key("TCPReceive, by time"));
+        assert!(!counted.measures.contains_key("receive path, by time"));
         assert!(counted.notes.iter().any(|note| note.ends_with("no perf")));
     }
 

@@ -1,6 +1,8 @@
-//! Locks around one state, taken for each packet: their number and kind, and the work outside them.
+//! Locks around one state, taken for each packet of 4 KB: their number and kind, and the work outside
+//! them.
 
 use super::Experiment;
+use super::checksum::LONG;
 use crate::drivers::Direction;
 use crate::drivers::locks::VARIANTS;
 use crate::lineup::{Panel, Wanted};
@@ -10,6 +12,7 @@ use crate::record::text::known;
 use crate::record::{PanelResult, ResultRow};
 use crate::spread::Spread;
 use crate::table::{Lines, Table, columns};
+use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "locks",
@@ -26,8 +29,10 @@ const LEAST_PAIRS: usize = 5;
 /// The panel of table 1.
 const ORDER: &str = "misordering, 1 to 8 workers";
 
-/// The paper's findings: a sentence, and the two rows whose ratio is compared.
-const FINDINGS: [(&str, &str, &str); 10] = [
+/// The paper's findings: a sentence, and the two rows whose ratio is compared; the first
+/// [`ON_ONE`] on one core, too.
+type Finding = (&'static str, &'static str, &'static str);
+const FINDINGS: [Finding; 10] = [
     ("TCP-1 beats TCP-2", "tcp-1-mcs", "tcp-2-mcs"),
     ("TCP-1 beats TCP-6", "tcp-1-mcs", "tcp-6-mcs"),
     (
@@ -60,9 +65,11 @@ const FINDINGS: [(&str, &str, &str); 10] = [
     ),
 ];
 
+const ON_ONE: usize = 2;
+
 /// Whether a finding applies to this direction: the order of arriving segments does not matter to a
 /// sender.
-fn is_about(direction: Direction, finding: &(&str, &str, &str)) -> bool {
+fn is_about(direction: Direction, finding: &Finding) -> bool {
     let is_order = |name: &str| {
         ["in-order", "counted", "tickets"]
             .iter()
@@ -77,6 +84,10 @@ fn most_cores(wanted: &Wanted) -> usize {
 
 fn panels(wanted: &Wanted) -> Vec<Panel> {
     let cores = most_cores(wanted);
+    let base = Workload {
+        segment_bytes: LONG,
+        ..wanted.base
+    };
     // Every finding is the ratio of two of these rows.
     let any = Wanted {
         variants: Vec::new(),
@@ -84,8 +95,8 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
     };
     let mut panels = Vec::new();
     for (direction, what) in [(Direction::Receive, "receive"), (Direction::Send, "send")] {
-        let mut panel = wanted.panel(what, direction, wanted.base);
-        let entries = any.entries_of(VARIANTS, direction, &["*"], "", wanted.base);
+        let mut panel = wanted.panel(what, direction, base);
+        let entries = any.entries_of(VARIANTS, direction, &["*"], "", base);
         panel.entries = entries
             .into_iter()
             .filter(|entry| {
@@ -96,20 +107,24 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
             })
             .collect();
         let found = FINDINGS.iter().filter(|f| is_about(direction, f));
-        let targets = found.map(|(finding, one, other)| {
-            let what = format!("{what}, {finding}");
+        let target = |on: &str, cores, (finding, one, other): &Finding| {
+            let what = format!("{what}, {finding}{on}");
             Target::of(what, row(one, cores), row(other, cores), None)
-        });
-        panel.targets = targets.collect();
+        };
+        let alone = FINDINGS[..ON_ONE].iter();
+        panel.targets = found.map(|found| target("", cores, found)).collect();
+        panel
+            .targets
+            .extend(alone.map(|found| target(" on one core", 1, found)));
         panels.push(panel);
     }
-    let mut panel = wanted.panel(ORDER, Direction::Receive, wanted.base);
+    let mut panel = wanted.panel(ORDER, Direction::Receive, base);
     let many = Wanted {
         cores: (1..=MOST).collect(),
         ..any
     };
     let names = ["tcp-1", "tcp-1-mcs"];
-    panel.entries = many.entries_of(VARIANTS, panel.direction, &names, "", wanted.base);
+    panel.entries = many.entries_of(VARIANTS, panel.direction, &names, "", base);
     panel.rounds = 2;
     panels.push(panel);
     panels
@@ -159,7 +174,7 @@ fn findings(panels: &[PanelResult]) -> Table {
 /// Table 1 of the paper.
 fn misordering(panel: &PanelResult) -> Table {
     let mut table = Table::new(
-        "percent of segments out of order at TCP, receive (published: 4 KB packets, 100 MHz R4400)",
+        "percent of segments out of order at TCP, receive (published: 100 MHz R4400)",
         &columns(
             "workers | mutex | published | MCS | published | waits, mutex % | waits, \
              MCS %",

@@ -512,7 +512,7 @@ fn measure(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Fo
     let count = FIRMWARE.len();
     // By case, then by firmware, the rounds.
     let mut per_frame = vec![vec![Vec::new(); count]; cases.len()];
-    let mut profiles = Vec::new();
+    let (mut profiles, mut sending) = (Vec::new(), Vec::new());
     let (mut pings, mut heavy) = (vec![Vec::new(); count], vec![Vec::new(); count]);
     for round in 0..rounds {
         progress(round, 2 * rounds);
@@ -523,8 +523,10 @@ fn measure(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Fo
             for (case, (traffic, size)) in cases.iter().enumerate() {
                 let measured = saturate(firmware, *traffic, *size, false, overhead);
                 per_frame[case][number].push(measured.per_frame);
-                if (*traffic, *size) == (Traffic::Both, SIZES[0]) {
-                    profiles.push((firmware, measured));
+                match *traffic {
+                    Traffic::Both if *size == SIZES[0] => profiles.push((firmware, measured)),
+                    Traffic::Send if *size == SIZES[0] => sending.push((firmware, measured)),
+                    _ => {}
                 }
             }
             pings[number].push(ping(firmware, SIZES[0], overhead));
@@ -577,6 +579,7 @@ fn measure(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Fo
         service_rounds: rounds.min(5),
         events: event_rows(&profiles),
         share_of_a: share_of_a(&profiles),
+        share_of_a_sending: share_of_a(&sending),
         busy_share: busy_share(&profiles),
         rows,
         pings: named(&pings),

@@ -40,7 +40,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 
 /// Data stages.
 const MOST: usize = 8;
-/// The same is measured so often, and the least of it counts: all else is the machine.
+/// The same is measured so often; of a busy time the least counts: all else is the machine.
 const REPEATED: usize = 3;
 /// Frames of a message.
 const FRAMES: f64 = 16.0;
@@ -176,6 +176,27 @@ fn project(costs: &StageCosts, stages: usize, window: f64) -> Projected {
     }
 }
 
+/// The costs of each of [`REPEATED`] measurements.
+fn all_costs(
+    direction: Direction,
+    workload: &Workload,
+    stages: (usize, usize),
+    slice: Duration,
+) -> Result<Vec<StageCosts>, String> {
+    let one = |_| stage_costs(direction, workload, stages, slice);
+    (0..REPEATED).map(one).collect()
+}
+
+/// The least of each cost.
+fn least(all: &[StageCosts]) -> StageCosts {
+    let of = |cost: fn(&StageCosts) -> f64| all.iter().map(cost).fold(f64::INFINITY, f64::min);
+    StageCosts {
+        interface: of(|costs| costs.interface),
+        data: of(|costs| costs.data),
+        protocol: of(|costs| costs.protocol),
+    }
+}
+
 /// The least of each cost that was measured.
 fn costs(
     direction: Direction,
@@ -183,14 +204,14 @@ fn costs(
     stages: (usize, usize),
     slice: Duration,
 ) -> Result<StageCosts, String> {
-    let mut least = stage_costs(direction, workload, stages, slice)?;
-    for _ in 1..REPEATED {
-        let again = stage_costs(direction, workload, stages, slice)?;
-        least.interface = least.interface.min(again.interface);
-        least.data = least.data.min(again.data);
-        least.protocol = least.protocol.min(again.protocol);
-    }
-    Ok(least)
+    all_costs(direction, workload, stages, slice).map(|all| least(&all))
+}
+
+/// The share of the data stages in all that is done, in percent: a value of each measurement.
+fn share_of_data(all: &[StageCosts]) -> Option<Measure> {
+    let share =
+        |costs: &StageCosts| 100.0 * costs.data / (costs.interface + costs.data + costs.protocol);
+    Spread::of(all.iter().map(share)).map(|spread| Measure::of(spread, all.len()))
 }
 
 fn single(direction: Direction, workload: &Workload, slice: Duration) -> Result<f64, String> {
@@ -224,9 +245,9 @@ fn tables(
     Ok(result)
 }
 
-/// A quantity from the least of [`REPEATED`] busy times.
-fn repeated(value: f64) -> Measure {
-    Measure::of(Spread::one(value), REPEATED)
+/// A quantity that follows from the least busy times: a single value, of a machine that is not here.
+fn projected(value: f64) -> Measure {
+    Measure::of(Spread::one(value), 1).projected()
 }
 
 /// Figures 2 to 5 of the paper.
@@ -261,23 +282,22 @@ fn by_stages(
                 connections,
                 ..wanted.base
             };
-            let costs = costs(direction, &workload, (stages, 1), slice)?;
+            let all = all_costs(direction, &workload, (stages, 1), slice)?;
+            let costs = least(&all);
             let window = f64::from(workload.ring_bytes) / workload.segment_bytes as f64;
-            let projected = project(&costs, stages, window * connections as f64);
-            if projected.ns < alone && connections == 1 {
+            let bound = project(&costs, stages, window * connections as f64);
+            if bound.ns < alone && connections == 1 {
                 pays_from.get_or_insert(stages);
             }
             let x = stages as f64;
-            lines[connections - 1].1.push((x, alone / projected.ns));
+            let times = alone / bound.ns;
+            lines[connections - 1].1.push((x, times));
             if connections == 1 && stages == BESIDE_WINDOWS {
-                let times = alone / projected.ns;
-                measured.push(("6 stages / single", repeated(times).projected()));
-                let whole = costs.interface + costs.data + costs.protocol;
-                measured.push(("share of data", repeated(100.0 * costs.data / whole)));
+                measured.push(("6 stages / single", projected(times)));
+                measured.extend(share_of_data(&all).map(|share| ("share of data", share)));
             }
             if connections == 1 && stages == MOST {
-                let idle = repeated(100.0 * projected.idle);
-                measured.push(("protocol idle", idle.projected()));
+                measured.push(("protocol idle", projected(100.0 * bound.idle)));
             }
             table.row(vec![
                 stages.to_string(),
@@ -285,18 +305,18 @@ fn by_stages(
                 format!("{:.0}", costs.interface),
                 format!("{:.0}", costs.data),
                 format!("{:.0}", costs.protocol),
-                format!("{:.2}", bits / projected.ns),
-                format!("{:.2}", alone / projected.ns),
-                format!("{:.0}", 100.0 * projected.idle),
-                projected.bound_by.to_owned(),
+                format!("{:.2}", bits / bound.ns),
+                format!("{times:.2}"),
+                format!("{:.0}", 100.0 * bound.idle),
+                bound.bound_by.to_owned(),
             ]);
             if stages == MOST {
-                last.push((connections, alone / projected.ns, projected.bound_by));
+                last.push((connections, times, bound.bound_by));
             }
             tell();
         }
     }
-    measured.extend(pays_from.map(|n| ("pays from", repeated(n as f64).projected())));
+    measured.extend(pays_from.map(|n| ("pays from", projected(n as f64))));
     for (name, value) in measured {
         table.measure(format!("{what}: {name}"), value);
     }
@@ -312,11 +332,11 @@ fn by_stages(
         ..wanted.base
     };
     let several = costs(direction, &workload, (MOST, 3), slice)?;
-    let projected = project(&several, MOST, f64::INFINITY);
+    let bound = project(&several, MOST, f64::INFINITY);
     table.note(format!(
         "a protocol stage for each of 3 connections, {MOST} data stages: {:.2} Gbit/s, bound by {}",
-        bits / projected.ns,
-        projected.bound_by
+        bits / bound.ns,
+        bound.bound_by
     ));
     let published = match direction {
         Direction::Receive => ("protocol", "3.1 MB/s alone"),
@@ -366,13 +386,13 @@ fn by_window(
         };
         let costs = costs(direction, &workload, (BESIDE_WINDOWS, 1), slice)?;
         let segments = f64::from(window << 10) / workload.segment_bytes as f64;
-        let projected = project(&costs, BESIDE_WINDOWS, segments);
+        let bound = project(&costs, BESIDE_WINDOWS, segments);
         let alone = single(direction, &workload, slice)?;
-        rates.push((window, bits / projected.ns));
+        rates.push((window, bits / bound.ns));
         table.row(vec![
             window.to_string(),
-            format!("{:.2}", bits / projected.ns),
-            projected.bound_by.to_owned(),
+            format!("{:.2}", bits / bound.ns),
+            bound.bound_by.to_owned(),
             format!("{:.2}", bits / alone),
         ]);
         tell();
@@ -391,8 +411,7 @@ fn by_window(
         lines: vec![("pipelined".to_owned(), points.collect())],
     });
     if let Some((window, _)) = flat {
-        let flat = repeated(f64::from(*window)).projected();
-        table.measure(format!("{what}: flat from"), flat);
+        table.measure(format!("{what}: flat from"), projected(f64::from(*window)));
         table.note(format!(
             "within 10 % of the most from {window} KB on (published: 48 KB); follows from {FRAMES} frames a message"
         ));
@@ -403,6 +422,22 @@ fn by_window(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_share_has_a_value_of_each_measurement() {
+        let of = |data| StageCosts {
+            interface: 10.0,
+            data,
+            protocol: 10.0,
+        };
+        let all = [of(80.0), of(30.0), of(60.0)];
+        let share = share_of_data(&all).unwrap();
+        assert_eq!(
+            (share.pairs, share.ours.q1, share.ours.q3),
+            (Some(3), 67.5, 77.5)
+        );
+        assert_eq!(least(&all).data, 30.0);
+    }
 
     #[test]
     fn the_busiest_stage_bounds_a_pipeline() {

@@ -52,6 +52,8 @@ pub(super) struct Found {
     pub(super) events: Vec<EventRow>,
     /// Share of processor A's handlers in what one processor does.
     pub(super) share_of_a: Option<Spread>,
+    /// The same if it sends alone.
+    pub(super) share_of_a_sending: Option<Spread>,
     /// Processor A's share in what both processors of the partition do.
     pub(super) busy_share: Option<Spread>,
     /// By traffic, size and firmware.
@@ -220,8 +222,13 @@ impl Found {
                 ..Bar::new(row.event, "", share, 1)
             });
         }
-        if let Some(share) = self.share_of_a {
-            table.measure("share of processor A", self.measure(share.times(100.0)));
+        for (name, share) in [
+            ("share of processor A", self.share_of_a),
+            ("share of processor A, send", self.share_of_a_sending),
+        ] {
+            if let Some(share) = share {
+                table.measure(name, self.measure(share.times(100.0)));
+            }
         }
         table.note(format!(
             "processor A: {} of what one processor does, {} of what both do (published: 0.53)",
