@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! cargo bench scalability -- [EXPERIMENT]... [--variant A,B] [--cores 1,2] [--quick] [--rounds N]
-//!     [--side-rounds N] [--budget SECONDS] [--segment A,B] [--burst A,B] [--timestamps] [--no-checksum]
-//!     [--connections A,B] [--pool MB] [--ring KB] [--log N] [--seed N] [--json FILE] [--out DIR] [--store FILE] [--tables]
-//!     [--resume] [--list]
+//!     [--side-rounds N] [--budget SECONDS] [--segment A,B] [--timestamps] [--no-checksum]
+//!     [--connections A,B] [--ring KB] [--seed N] [--out DIR] [--store FILE] [--tables] [--resume]
+//!     [--list]
 //! ```
 //!
 //! Prints one page; with names of experiments or `--tables`, all tables before it. `--store` adds
@@ -43,7 +43,6 @@ const OWN_NAME: &str = "scalability";
 struct Options {
     experiments: Vec<&'static Experiment>,
     wanted: Wanted,
-    json: Option<PathBuf>,
     /// Where pictures and figures go; `None` for the usual directory.
     out: Option<PathBuf>,
     /// Whether to take the results of an earlier run.
@@ -79,7 +78,6 @@ impl Options {
                 side_rounds: FULL.1,
                 budget: None,
             },
-            json: None,
             out: None,
             resume: false,
             list: false,
@@ -108,24 +106,16 @@ impl Options {
                 Long("segment") => {
                     wanted.segments = numbers(&mut parser, 8..=1448)?;
                 }
-                Long("burst") => {
-                    wanted.bursts = numbers(&mut parser, 1..=65_536)?;
-                }
                 Long("timestamps") => wanted.base.timestamps = true,
                 Long("no-checksum") => wanted.base.checksum = false,
                 Long("connections") => {
                     wanted.connections = numbers(&mut parser, 1..=4096)?;
                 }
-                Long("pool") => {
-                    wanted.base.pool_bytes = numbers(&mut parser, 1..=4096)?[0] << 20;
-                }
                 Long("ring") => {
                     let ring = numbers(&mut parser, 1..=1 << 20)?[0] << 10;
                     wanted.base.ring_bytes = u32::try_from(ring).unwrap_or(u32::MAX);
                 }
-                Long("log") => wanted.base.log_requests = parser.value()?.parse()?,
                 Long("seed") => wanted.base.seed = parser.value()?.parse()?,
-                Long("json") => options.json = Some(parser.value()?.into()),
                 Long("out") => options.out = Some(parser.value()?.into()),
                 Long("variant") => {
                     let names = parser.value()?.string()?;
@@ -287,7 +277,7 @@ fn run(options: &Options) -> Result<(), String> {
     }
     print!("{}", report::page(&sections));
     println!("{:.0} s in all", progress.begin.elapsed().as_secs_f64());
-    out.write_figures(options, &machine, &sections)?;
+    out.write_figures(&machine, &sections)?;
     if let Some(directory) = &out.directory {
         println!("the report: {}", directory.page().display());
         if let Some(path) = &options.store {
@@ -338,22 +328,13 @@ impl Output {
     }
 
     /// The figures of all experiments of this run in one file.
-    fn write_figures(
-        &self,
-        options: &Options,
-        machine: &Machine,
-        sections: &[Section],
-    ) -> Result<(), String> {
+    fn write_figures(&self, machine: &Machine, sections: &[Section]) -> Result<(), String> {
         let figures: Vec<&serde_json::Value> = sections.iter().map(|s| &s.figures).collect();
         let all = serde_json::json!({ "machine": machine, "experiments": figures });
-        let usual = || {
-            let directory = self.directory.as_ref()?;
-            Some(directory.path().join(OWN_NAME).with_extension("json"))
-        };
-        match options.json.clone().or_else(usual) {
-            Some(path) => report::write_json(&path, &all),
-            None => Ok(()),
-        }
+        self.directory.as_ref().map_or(Ok(()), |directory| {
+            let path = directory.path().join(OWN_NAME).with_extension("json");
+            report::write_json(&path, &all)
+        })
     }
 }
 

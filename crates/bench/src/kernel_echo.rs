@@ -31,8 +31,6 @@ const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 3);
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Requests that are timed.
 const ASKED: usize = 2_000;
-/// How long connections are opened.
-const SLICE: Duration = Duration::from_millis(300);
 
 /// The servers: name, variant (`None` for Linux) and workers.
 const SERVERS: [(&str, Option<VariantKind>, usize); 5] = [
@@ -49,8 +47,6 @@ pub(crate) struct Asked {
     /// Of a request and its answer: the time that half, nine tenths and 99 % are below, in
     /// microseconds.
     pub(crate) micros: [f64; 3],
-    /// Connections that were opened, asked over and closed in a second, one after the other.
-    pub(crate) connections_per_s: f64,
 }
 
 /// Asks every server so often, by turns.
@@ -173,13 +169,7 @@ fn ask(to: SocketAddr) -> Outcome<Asked> {
     drop(stream);
     took.sort_by(f64::total_cmp);
     let part = |share: f64| took[((took.len() - 1) as f64 * share) as usize];
-    let (begin, mut opened) = (Instant::now(), 0);
-    while begin.elapsed() < SLICE {
-        once(&mut connect(to)?)?;
-        opened += 1;
-    }
     Ok(Asked {
         micros: [part(0.5), part(0.9), part(0.99)],
-        connections_per_s: f64::from(opened) / begin.elapsed().as_secs_f64(),
     })
 }

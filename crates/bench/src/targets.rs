@@ -85,11 +85,6 @@ pub const TARGETS: &[Target] = &[
         about: "what a stack with a thousand idle connections uses of a core, and how fast it wakes up",
         takes: "about 40 seconds",
     },
-    Target {
-        name: "poller",
-        about: "a thousand busy connections and 10,000 idle ones on one thread, ours and Linux's",
-        takes: "about 3 minutes",
-    },
 ];
 
 /// The usual place of the report: beside what cargo builds.

@@ -7,6 +7,7 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::fs::File;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
@@ -22,7 +23,21 @@ const STORED: [&str; 7] = [
     "scalability --quick --budget 60 --rounds 9 --side-rounds 7 --store RESULTS",
 ];
 
+/// All but the last write into `target/stored.log`: a terminal shows a line for each, and the page
+/// of the last.
 fn stored(cargo: &OsString, manifest: &Path) -> ExitCode {
+    let target = env::current_exe().ok();
+    let target = target
+        .as_deref()
+        .and_then(|program| program.ancestors().nth(3));
+    let path = target.unwrap_or(Path::new("target")).join("stored.log");
+    let log = match File::create(&path) {
+        Ok(log) => log,
+        Err(error) => {
+            eprintln!("{}: {error}", path.display());
+            return ExitCode::FAILURE;
+        }
+    };
     let run = |command: &mut Command| match command.status() {
         Ok(status) => status.success(),
         Err(error) => {
@@ -38,7 +53,13 @@ fn stored(cargo: &OsString, manifest: &Path) -> ExitCode {
     let results = manifest.with_file_name("results.json");
     // A missed target fails a run, whose figures are kept.
     let mut failed = Vec::new();
-    for line in STORED {
+    for (at, line) in STORED.into_iter().enumerate() {
+        let count = STORED.len();
+        println!(
+            "{} of {count}: {line} (details: {})",
+            at + 1,
+            path.display()
+        );
         let mut words = line.split(' ');
         let mut command = call("bench");
         command.arg("--bench").args(words.next()).arg("--");
@@ -47,6 +68,12 @@ fn stored(cargo: &OsString, manifest: &Path) -> ExitCode {
                 "RESULTS" => results.as_os_str(),
                 word => word.as_ref(),
             });
+        }
+        if at + 1 < count
+            && let Ok(out) = log.try_clone()
+            && let Ok(err) = log.try_clone()
+        {
+            command.stdout(out).stderr(err);
         }
         if !run(command.arg("--resume")) {
             failed.push(line);

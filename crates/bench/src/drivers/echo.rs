@@ -27,11 +27,7 @@ use crate::topology;
 
 /// Port of the server.
 const PORT: u16 = 7;
-/// Connections that are open at a time where they are counted.
-const AT_ONCE: usize = 16;
-/// Places for connections of each stack: some wait for their peer's last segment.
-const PLACES: u32 = 1024;
-/// Receive and send ring of each connection, in bytes.
+/// Receive and send ring of a connection, in bytes.
 const RING: u32 = 4096;
 /// How long nothing may come back.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -123,12 +119,12 @@ impl Echo {
     }
 }
 
-/// smoltcp with sockets that listen, one for each connection.
+/// smoltcp with a socket that listens.
 struct Theirs {
     port: Port,
     interface: Interface,
     sockets: SocketSet<'static>,
-    handles: Vec<SocketHandle>,
+    handle: SocketHandle,
 }
 
 /// A device of ours as smoltcp sees one: frames are claimed one by one, and sent one by one.
@@ -204,20 +200,17 @@ impl Theirs {
             let _ = addresses.push(IpCidr::new(Ipv4Address::new(10, 0, 0, 1).into(), 24));
         });
         let mut sockets = SocketSet::new(Vec::new());
-        let mut handles = Vec::new();
-        for _ in 0..4 * AT_ONCE {
-            let buffer = || tcp::SocketBuffer::new(vec![0; RING as usize]);
-            let mut socket = tcp::Socket::new(buffer(), buffer());
-            socket.set_nagle_enabled(false);
-            socket.set_ack_delay(None);
-            socket.listen(PORT).map_err(|e| e.to_string())?;
-            handles.push(sockets.add(socket));
-        }
+        let buffer = || tcp::SocketBuffer::new(vec![0; RING as usize]);
+        let mut socket = tcp::Socket::new(buffer(), buffer());
+        socket.set_nagle_enabled(false);
+        socket.set_ack_delay(None);
+        socket.listen(PORT).map_err(|e| e.to_string())?;
+        let handle = sockets.add(socket);
         Ok(Theirs {
             port,
             interface,
             sockets,
-            handles,
+            handle,
         })
     }
 }
@@ -229,24 +222,17 @@ impl Turn for Theirs {
             port,
             interface,
             sockets,
-            handles,
+            handle,
         } = self;
         let changed = interface.poll(now, port, sockets) != smoltcp::iface::PollResult::None;
         if !changed {
             return 0;
         }
-        for handle in handles {
-            let socket = sockets.get_mut::<tcp::Socket<'_>>(*handle);
-            let mut buffer = [0; 64];
-            if let Ok(len @ 1..) = socket.recv_slice(&mut buffer) {
-                // There is always room for so little.
-                let _ = socket.send_slice(&buffer[..len]);
-            } else if socket.state() == tcp::State::CloseWait {
-                socket.close();
-            } else if socket.state() == tcp::State::Closed {
-                // It is closed, and the port is not 0.
-                let _ = socket.listen(PORT);
-            }
+        let socket = sockets.get_mut::<tcp::Socket<'_>>(*handle);
+        let mut buffer = [0; 64];
+        if let Ok(len @ 1..) = socket.recv_slice(&mut buffer) {
+            // There is always room for so little.
+            let _ = socket.send_slice(&buffer[..len]);
         }
         interface.poll(now, port, sockets);
         1
@@ -255,7 +241,6 @@ impl Turn for Theirs {
 
 fn setup(last: u8) -> Setup {
     let mut limits = Limits::default();
-    limits.connections = PLACES;
     (limits.receive_buffer, limits.send_buffer) = (RING, RING);
     let mut setup = Setup::new([10, 0, 0, last].into(), 24, [1, u64::from(last)]);
     setup.limits = limits;
@@ -307,7 +292,6 @@ impl Pair {
             client: Client {
                 sockets: stack.sockets(),
                 stack,
-                open: Vec::new(),
                 held: None,
             },
         })
@@ -383,15 +367,8 @@ impl Pair {
 pub(crate) struct Client {
     stack: Single,
     sockets: Sockets,
-    /// Connections of [`Client::open_and_close`].
-    open: Vec<Asking>,
-    /// The one of [`Client::ask`].
+    /// The connection, once it is open.
     held: Option<TcpStream>,
-}
-
-enum Asking {
-    Opening(Connecting),
-    Waiting(TcpStream),
 }
 
 impl Client {
@@ -451,67 +428,6 @@ impl Client {
         self.held = Some(stream);
         Ok(took)
     }
-
-    /// Opens connections for this time, and until one is closed, 16 at a time, sends a byte over
-    /// each, waits for it and closes it. How many, and how long that took in seconds.
-    ///
-    /// # Errors
-    /// If a connection fails, or nothing comes back.
-    pub(crate) fn open_and_close(
-        &mut self,
-        slice: Duration,
-        beside: &mut dyn FnMut(StackTime),
-        now: &dyn Fn() -> StackTime,
-    ) -> Result<(u64, f64), String> {
-        let (begin, mut closed) = (Instant::now(), 0);
-        let mut last = begin;
-        while begin.elapsed() < slice || closed == 0 {
-            if self.open.len() < AT_ONCE {
-                // A full table has room when the last ones have ended.
-                if let Ok(opening) = self.begin() {
-                    self.open.push(Asking::Opening(opening));
-                }
-            }
-            self.stack.turn(now());
-            beside(now());
-            for number in (0..self.open.len()).rev() {
-                let asking = self.open.swap_remove(number);
-                match step(asking) {
-                    Ok(Some(asking)) => self.open.push(asking),
-                    Ok(None) => {
-                        closed += 1;
-                        last = Instant::now();
-                    }
-                    // As above.
-                    Err(SocketError::NoRoom | SocketError::NoPort) => {}
-                    Err(error) => return Err(error.to_string()),
-                }
-            }
-            if last.elapsed() > PATIENCE {
-                return Err(format!("stands still after {closed} connections"));
-            }
-        }
-        Ok((closed, begin.elapsed().as_secs_f64()))
-    }
-}
-
-/// Continues with a connection; `None` once it is closed.
-fn step(asking: Asking) -> Result<Option<Asking>, SocketError> {
-    match asking {
-        Asking::Opening(mut opening) => match opening.try_finish()? {
-            None => Ok(Some(Asking::Opening(opening))),
-            Some(mut stream) => {
-                stream.try_write(&[1])?;
-                Ok(Some(Asking::Waiting(stream)))
-            }
-        },
-        Asking::Waiting(mut stream) => match stream.try_read(&mut [0; 2]) {
-            Err(SocketError::WouldBlock) => Ok(Some(Asking::Waiting(stream))),
-            // Dropping the stream closes it.
-            Ok(_) => Ok(None),
-            Err(error) => Err(error),
-        },
-    }
 }
 
 #[cfg(test)]
@@ -519,7 +435,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_server_answers_and_takes_connections() {
+    fn every_server_answers() {
         for server in SERVERS {
             let mut pair = Pair::new(server).unwrap();
             let mut clock = Duration::ZERO;
@@ -528,14 +444,6 @@ mod tests {
             });
             let (took, _) = asked.unwrap_or_else(|e| panic!("{server:?}: {e}"));
             assert_eq!(took.len(), 50);
-            // More than there are places for.
-            let (slice, mut closed) = (Duration::from_millis(20), 0);
-            while closed < 2 * u64::from(PLACES) {
-                let opened = pair.run(&mut clock, |client, beside, now| {
-                    client.open_and_close(slice, beside, now)
-                });
-                closed += opened.unwrap_or_else(|e| panic!("{server:?}: {e}")).0.0;
-            }
         }
     }
 }

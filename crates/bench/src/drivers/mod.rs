@@ -3,8 +3,6 @@
 pub(crate) mod app;
 #[cfg(feature = "report")]
 pub(crate) mod echo;
-#[cfg(feature = "report")]
-pub(crate) mod joining;
 pub mod limit;
 #[cfg(feature = "report")]
 pub mod locked;
@@ -23,8 +21,6 @@ pub(crate) mod searched;
 pub(crate) mod shares;
 pub mod single;
 pub mod smoltcp;
-#[cfg(feature = "report")]
-pub(crate) mod stall;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
 #[cfg(feature = "report")]
@@ -93,12 +89,6 @@ pub(crate) trait Driver: Send {
     /// time; not while measuring. Only variants with primaries do it.
     #[cfg(feature = "report")]
     fn log_shares(&mut self, _id: usize, _log: Arc<shares::ShareLog>) {}
-
-    /// Requests that are in the log and that it has not applied.
-    #[cfg(feature = "report")]
-    fn lag(&mut self) -> u64 {
-        0
-    }
 
     /// Segments that were sent again so far; reported by one driver of a row.
     fn sent_again(&self) -> u64 {

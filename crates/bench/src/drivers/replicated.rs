@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::{thread, time};
 
 use dominoes_netstack::ConfigError;
-use dominoes_netstack::group::{Layout, MembershipHandle, ReplicatedGroup, ReplicatedWorker};
+use dominoes_netstack::group::{Layout, ReplicatedGroup, ReplicatedWorker};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::Worker as _;
 
@@ -17,7 +17,7 @@ use crate::drivers::{Account, Direction, Driver, Row};
 use crate::workload::Workload;
 
 /// A worker whose steps can be observed.
-pub(super) struct ReplicaDriver {
+struct ReplicaDriver {
     inner: WorkerDriver<ReplicatedWorker, App>,
     observed: Option<Account>,
     /// Its number, and the log to which it reports its shares, if any.
@@ -45,40 +45,24 @@ pub(crate) fn row(
     cores: usize,
     arrange: impl FnOnce(&mut Layout),
 ) -> Result<Row, String> {
-    let (drivers, _) = drivers(direction, workload, cores, arrange)?;
-    let drivers = drivers
-        .into_iter()
-        .map(|driver| -> Box<dyn Driver> { Box::new(driver) });
-    Ok(Row::new(name, drivers.collect()))
-}
-
-/// The drivers of such a row, and a handle that lets more workers join.
-pub(super) fn drivers(
-    direction: Direction,
-    workload: &Workload,
-    cores: usize,
-    arrange: impl FnOnce(&mut Layout),
-) -> Result<(Vec<ReplicaDriver>, MembershipHandle), String> {
     let mut layout = Layout::default();
     layout.replicas = cores;
     layout.tuning.log = workload.log_requests;
     arrange(&mut layout);
-    let mut membership = None;
     let make = |setup, device| {
         let group = ReplicatedGroup::new(setup, layout, device)?;
-        membership = Some(group.membership());
         Ok::<_, ConfigError>(group.into_by_hand())
     };
     let (group, app) = App::on(direction, workload, make)?;
     let mut app = Some(app);
-    let membership = membership.ok_or("there is no group")?;
     let workers = group.into_workers().into_iter();
-    let drivers = workers.map(|worker| ReplicaDriver::new(worker, app.take()));
-    Ok((drivers.collect(), membership))
+    let drivers = workers
+        .map(|worker| -> Box<dyn Driver> { Box::new(ReplicaDriver::new(worker, app.take())) });
+    Ok(Row::new(name, drivers.collect()))
 }
 
 impl ReplicaDriver {
-    pub(super) fn new(worker: ReplicatedWorker, app: Option<App>) -> ReplicaDriver {
+    fn new(worker: ReplicatedWorker, app: Option<App>) -> ReplicaDriver {
         ReplicaDriver {
             inner: WorkerDriver::new(worker, app),
             observed: None,
@@ -87,11 +71,6 @@ impl ReplicaDriver {
             reports: false,
             watched: false,
         }
-    }
-
-    #[cfg(feature = "report")]
-    pub(super) fn worker(&self) -> &ReplicatedWorker {
-        &self.inner.worker
     }
 
     /// Like [`Driver::turn`], with reports.
@@ -197,11 +176,6 @@ impl Driver for ReplicaDriver {
             lag_requests: observed.lag_requests,
             ..self.inner.account()
         }
-    }
-
-    #[cfg(feature = "report")]
-    fn lag(&mut self) -> u64 {
-        self.inner.lag()
     }
 
     fn sent_again(&self) -> u64 {

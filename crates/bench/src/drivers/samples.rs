@@ -2,10 +2,6 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dominoes_netstack::time::Instant;
-
-use crate::drivers::Driver;
-
 /// Samples so far, of as many as are wanted.
 #[derive(Debug)]
 pub(crate) struct Samples<T> {
@@ -50,45 +46,5 @@ impl<T: Clone> Samples<T> {
 
     fn lock(&self) -> MutexGuard<'_, Vec<T>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Looks at a driver after each of its turns.
-pub(crate) trait Look: Send {
-    /// `now` is by the row's clock, in nanoseconds.
-    fn look(&mut self, driver: &dyn Driver, now: u64);
-}
-
-/// A driver that is looked at.
-pub(crate) struct Watched<L> {
-    pub(crate) driver: Box<dyn Driver>,
-    pub(crate) look: L,
-}
-
-impl<L: Look> Driver for Watched<L> {
-    fn turn(&mut self, now: Instant) -> usize {
-        let done = self.driver.turn(now);
-        self.look.look(&*self.driver, now.as_nanos());
-        done
-    }
-
-    fn bytes(&self) -> u64 {
-        self.driver.bytes()
-    }
-
-    fn verify(&mut self, on: bool) {
-        self.driver.verify(on);
-    }
-
-    fn sent_again(&self) -> u64 {
-        self.driver.sent_again()
-    }
-
-    fn out_of_order(&self) -> u64 {
-        self.driver.out_of_order()
-    }
-
-    fn check(&self) -> Result<(), String> {
-        self.driver.check()
     }
 }

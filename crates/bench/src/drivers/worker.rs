@@ -152,11 +152,6 @@ impl<W: Worker, A: Application> Driver for WorkerDriver<W, A> {
         account
     }
 
-    #[cfg(feature = "report")]
-    fn lag(&mut self) -> u64 {
-        self.worker.lag()
-    }
-
     fn sent_again(&self) -> u64 {
         self.app.as_ref().map_or(0, A::sent_again)
     }

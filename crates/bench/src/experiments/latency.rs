@@ -1,4 +1,4 @@
-//! The time of a small request, and the number of connections per second.
+//! The time of a small request.
 
 use std::time::Duration;
 
@@ -19,14 +19,6 @@ pub(super) const LATENCY: Experiment = Experiment {
     name: "latency",
     about: "one byte each way: how long a request and its answer take, in memory and over veth",
     besides: |wanted, _, progress| latency(wanted, progress),
-    besides_takes: |_| TABLES,
-    ..Experiment::NONE
-};
-
-pub(super) const CONNECTS: Experiment = Experiment {
-    name: "connects",
-    about: "connections a second: open, one byte each way, close; in memory and over veth",
-    besides: |wanted, _, progress| connects(wanted, progress),
     besides_takes: |_| TABLES,
     ..Experiment::NONE
 };
@@ -136,7 +128,7 @@ fn latency(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Ve
         lines: line,
     });
     let mut tables = vec![table];
-    tables.extend(over_veth(wanted, true));
+    tables.extend(over_veth(wanted));
     Ok(tables)
 }
 
@@ -147,60 +139,14 @@ fn counted(kept: usize, all: usize, disturbed: bool) -> String {
     }
 }
 
-fn connects(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Table>, String> {
-    let slice = wanted.base.slice;
-    let measured = by_turns(wanted, progress, |pair, clock| {
-        let opened = pair.run(clock, |client, beside, now| {
-            client.open_and_close(slice, beside, now)
-        });
-        let ((closed, seconds), waited) = opened?;
-        Ok((vec![closed as f64 / seconds / 1e3], waited))
-    })?;
-    let mut table = Table::new(
-        "thousand connections a second, 16 at a time, over a pair of devices in memory; near cores",
-        &["server", "cores", "thousand/s", "/ single", "rounds"],
-    );
-    let single = measured.iter().find(|(server, _)| server.name == "single");
-    let rate = |readings: &[Reading<Vec<f64>>]| {
-        let (values, left_out) = rounds::kept(readings);
-        let disturbed = left_out.is_none();
-        let (text, rate) = spread(values.iter().map(|round| round[0]), 1);
-        (text, rate, disturbed, values.len())
-    };
-    let alone = single.map(|(_, readings)| rate(readings).1);
-    for (server, readings) in &measured {
-        let (text, spread, disturbed, calm) = rate(readings);
-        let ratio = alone.map(|alone| spread.over(alone));
-        let name = format!("connections of {}/{}", server.name, server.cores);
-        let measure = Measure::of(spread, calm);
-        table.measure(name, measure.disturbed_if(disturbed));
-        table.row(vec![
-            server.name.to_owned(),
-            server.cores.to_string(),
-            text,
-            ratio.map_or_else(String::new, |ratio| ratio.to_string()),
-            counted(calm, readings.len(), disturbed),
-        ]);
-    }
-    table.note("the client is single on one core, and takes as much time as the server".to_owned());
-    let mut tables = vec![table];
-    tables.extend(over_veth(wanted, false));
-    Ok(tables)
-}
-
 /// The measurement against a Linux client over a veth pair, with our server and Linux's in turn. A
 /// table with the reason if it cannot run here.
 #[cfg(target_os = "linux")]
-fn over_veth(wanted: &Wanted, is_latency: bool) -> Option<Table> {
-    let title = match is_latency {
-        true => "one byte each way between a Linux client and each server over veth, microseconds",
-        false => "connections a second of a Linux client, one after the other, over veth",
-    };
-    let columns = match is_latency {
-        true => &["server", "p50", "p90", "p99"][..],
-        false => &["server", "connections/s"][..],
-    };
-    let mut table = Table::new(title, columns);
+fn over_veth(wanted: &Wanted) -> Option<Table> {
+    let mut table = Table::new(
+        "one byte each way between a Linux client and each server over veth, microseconds",
+        &["server", "p50", "p90", "p99"],
+    );
     if let Err(why) = parts::can_play() {
         table.note(format!("skipped: {why}"));
         return Some(table);
@@ -212,12 +158,7 @@ fn over_veth(wanted: &Wanted, is_latency: bool) -> Option<Table> {
         Ok(rows) => {
             for (server, asked) in rows {
                 let of = |at: usize| spread(asked.iter().map(|asked| asked.micros[at]), 1).0;
-                let rates = asked.iter().map(|asked| asked.connections_per_s);
-                let cells = match is_latency {
-                    true => vec![of(0), of(1), of(2)],
-                    false => vec![spread(rates, 0).0],
-                };
-                table.row([vec![server.to_owned()], cells].concat());
+                table.row(vec![server.to_owned(), of(0), of(1), of(2)]);
             }
             table.note("the client is a blocking socket; our servers run on AF_PACKET and sleep when idle, as the kernel does".to_owned());
         }
@@ -226,6 +167,6 @@ fn over_veth(wanted: &Wanted, is_latency: bool) -> Option<Table> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn over_veth(_: &Wanted, _: bool) -> Option<Table> {
+fn over_veth(_: &Wanted) -> Option<Table> {
     None
 }

@@ -9,7 +9,6 @@ mod checksum;
 mod connections;
 mod functions;
 mod inline;
-mod joining;
 mod latency;
 mod load_share;
 mod locks;
@@ -18,7 +17,6 @@ mod parts;
 mod pipeline;
 mod projection;
 mod specialized;
-mod stall;
 mod sweep;
 mod tcp_both;
 mod tcp_rx;
@@ -94,14 +92,11 @@ pub const EXPERIMENTS: &[Experiment] = &[
     specialized::EXPERIMENT,
     connections::EXPERIMENT,
     load_share::EXPERIMENT,
-    stall::EXPERIMENT,
-    joining::EXPERIMENT,
     locks::EXPERIMENT,
     pipeline::EXPERIMENT,
     udp_rx::EXPERIMENT,
     udp_tx::EXPERIMENT,
     latency::LATENCY,
-    latency::CONNECTS,
     nic::EXPERIMENT,
     functions::EXPERIMENT,
     projection::EXPERIMENT,
@@ -383,14 +378,11 @@ mod tests {
             budget: Some(Duration::ZERO),
             ..brief()
         };
-        for name in ["load-share", "stall", "joining"] {
-            let experiment = EXPERIMENTS.iter().find(|e| e.name == name).unwrap();
-            let result = experiment.run(&wanted, &mut |_, _, _| ());
-            assert!(result.panels.is_empty(), "{:?}", result.panels);
-            let table = result.to_string();
-            let says_so = ["samples when the time was up", "DISTURBED"];
-            assert!(says_so.iter().any(|words| table.contains(words)), "{table}");
-        }
+        let result = load_share::EXPERIMENT.run(&wanted, &mut |_, _, _| ());
+        assert!(result.panels.is_empty(), "{:?}", result.panels);
+        let table = result.to_string();
+        let says_so = ["samples when the time was up", "DISTURBED"];
+        assert!(says_so.iter().any(|words| table.contains(words)), "{table}");
     }
 
     #[test]
