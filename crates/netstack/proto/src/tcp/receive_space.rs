@@ -404,25 +404,6 @@ mod tests {
     }
 
     #[test]
-    fn the_edge_stays_until_it_can_move_by_a_segment() {
-        let limits = Limits {
-            receive_buffer: 1 << 14,
-            ..Limits::default()
-        };
-        let mut rcv = rcv(&limits);
-        assert_eq!(rcv.advertise(&limits, false), 1 << 14);
-        let edge = rcv.edge;
-        rcv.nxt += 10_000;
-        rcv.offset += 10_000;
-        rcv.read = 1459;
-        assert_eq!(rcv.advertise(&limits, false), (1 << 14) - 10_000);
-        assert_eq!(rcv.edge, edge);
-        rcv.read = 1460;
-        rcv.advertise(&limits, false);
-        assert_eq!(rcv.edge, edge + 1460);
-    }
-
-    #[test]
     fn a_closed_window_is_updated_after_two_segments() {
         let limits = Limits {
             receive_buffer: 1 << 14,

@@ -478,15 +478,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_measurement_sets_srtt_and_half_of_it_as_variation() {
-        let mut r = Retransmit::new();
-        r.sample(Duration::from_millis(400));
-        assert_eq!(r.rto, Duration::from_millis(400 + 4 * 200));
-        r.sample(Duration::from_millis(400));
-        assert_eq!(r.rto, Duration::from_millis(400 + 4 * 150));
-    }
-
-    #[test]
     fn what_is_acknowledged_in_a_measured_round_trip_is_the_delivery_rate() {
         let (una, at) = (SeqNum(0xffff_fff0), Instant::from_millis(1_000));
         let mut r = Retransmit::new();

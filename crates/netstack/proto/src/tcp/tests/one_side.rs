@@ -179,12 +179,6 @@ impl OneSide {
         self.call(|tcb, cx| tcb.progress(read, written, cx));
     }
 
-    pub(super) fn read(&mut self, read: u64) {
-        self.end.read = read;
-        let written = self.end.written;
-        self.call(|tcb, cx| tcb.progress(read, written, cx));
-    }
-
     pub(super) fn call(&mut self, what: impl FnOnce(&mut Tcb, &mut Cx<'_, Vec<Effect>>)) {
         self.end.request(self.now, &[], what);
     }
