@@ -28,7 +28,7 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 
 const PARTS: [Part; 10] = [
     part("crates/dominoes", 23_300, 17_000),
-    part("crates/drivers", 24_813, 20_000),
+    part("crates/drivers", 24_865, 20_000),
     part("crates/netstack/proto", 36_748, 31_000),
     Part {
         without: Some("crates/netstack/proto"),

@@ -1,6 +1,8 @@
 //! Options of the command line that choose the device of an example's stack.
 
-use std::net::Ipv4Addr;
+use std::io::{self, IsTerminal};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
 
 use dominoes_drivers::Device;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing, Spread};
@@ -86,11 +88,12 @@ impl DeviceOptions {
     }
 
     /// Opens the device and returns it with its description; `None`: in memory. The drivers
-    /// refuse to start if the kernel would also answer at `address`, which is ours. `has_ipv6`:
-    /// the stack also has addresses of IPv6.
+    /// refuse to start if the kernel would also answer at `address`, which is ours, or at
+    /// `address6`. `has_ipv6`: the stack also has addresses of IPv6.
     pub(crate) fn open(
         &self,
         address: Ipv4Addr,
+        address6: Option<Ipv6Addr>,
         has_ipv6: bool,
     ) -> Outcome<Option<(Box<dyn Device>, String)>> {
         Ok(Some(match &self.which {
@@ -117,6 +120,9 @@ impl DeviceOptions {
                     .guard(self.guard)
                     .offloads(self.offloads)
                     .ring(self.ring);
+                if let Some(address6) = address6 {
+                    options = options.address6(address6);
+                }
                 if let Some(bytes) = self.slot_bytes {
                     options = options.slot_bytes(bytes);
                 }
@@ -140,7 +146,8 @@ impl DeviceOptions {
                 }
                 let queues = AfXdp::open_queues(name, &options, self.queues as u32)?;
                 let device = &queues[0];
-                if let Some(advice) = device.advice() {
+                let is_watched = io::stderr().is_terminal();
+                if let Some(advice) = device.advice().filter(|_| is_watched) {
                     eprintln!("{name}: {advice}");
                 }
                 let copies = if device.is_zero_copy() {
@@ -155,7 +162,7 @@ impl DeviceOptions {
 }
 
 /// Returns the address of an interface without its prefix, for example of `10.78.0.1/24`.
-pub(crate) fn address(cidr: &str) -> Outcome<Ipv4Addr> {
+pub(crate) fn address<A: FromStr>(cidr: &str) -> Outcome<A> {
     let address = cidr.split('/').next().unwrap_or_default().parse();
     Ok(address.map_err(|_| StackError::Address(cidr.to_owned()))?)
 }

@@ -219,7 +219,11 @@ impl StackOptions {
             true => Ipv4Addr::UNSPECIFIED,
             false => self.address()?,
         };
-        self.device.open(address, learns)
+        let address6 = match &self.addr6 {
+            Addr6::Cidr(cidr) => Some(device::address(cidr)?),
+            _ => None,
+        };
+        self.device.open(address, address6, learns)
     }
 
     /// Whether a server gives our address.
@@ -243,7 +247,9 @@ impl StackOptions {
         if let Some(second) = &self.second {
             let options = beside(&self.device, &second.name);
             let address = device::address(&second.addresses[0])?;
-            let opened = options.open(address, second.addresses.len() > 1)?;
+            let address6 = second.addresses.get(1);
+            let address6 = address6.map(|cidr| device::address(cidr)).transpose()?;
+            let opened = options.open(address, address6, address6.is_some())?;
             let (device, _) = opened.ok_or("a second interface needs a device")?;
             builder = builder.interface(second.interface(), device);
         }

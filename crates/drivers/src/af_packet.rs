@@ -31,7 +31,7 @@ use crate::{
 use copying::CopyingRx;
 use ring::{RingPair, RingRx};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -67,6 +67,9 @@ crate::settings! {
         /// speed: the kernel would look up a route for each frame only to find that it is not its
         /// own, which costs more than receiving it. Default, `None`: not checked.
         pub address: Option<Ipv4Addr> = None => some Ipv4Addr;
+        /// The same for an IPv6 address of our stack, but [`guard`](Self::guard) is about
+        /// [`address`](Self::address) alone. Default, `None`: not checked.
+        pub address6: Option<Ipv6Addr> = None => some Ipv6Addr;
         /// Opens the device even if the kernel owns the address, and drops frames to it on this
         /// interface before the kernel's stack gets them, so that the kernel does not answer. Needs
         /// `CAP_BPF`, `CAP_NET_ADMIN` and Linux 6.6; ends with the device. Default: no.
@@ -216,23 +219,33 @@ impl AfPacket {
         let second = is_pair.then(sys::packet_socket).transpose();
         let second = second.map_err(|error| socket_error(interface, &error))?;
         // The kernel waits for every core before a ring or a guard is set up, so all begin at once.
-        let (ring, long_ring, guard) = thread::scope(|scope| {
+        let (ring, long_ring, guards) = thread::scope(|scope| {
             let long_ring = second
                 .as_ref()
                 .map(|fd| aside(scope, || set_up(fd.as_fd(), interface, &options, LONG_SLOT)));
-            let guard = options
-                .address
-                .map(|address| aside(scope, move || attach_guard(interface, index, address)));
+            let addresses = [
+                options.address.map(IpAddr::from),
+                options.address6.map(IpAddr::from),
+            ];
+            let guards = addresses.map(|address| {
+                let guard = move |address| move || attach_guard(interface, index, address);
+                address.map(|address| aside(scope, guard(address)))
+            });
             let ring = set_up(socket, interface, &options, slot);
-            (ring, long_ring.map(|get| get()), guard.map(|get| get()))
+            let guards = guards.map(|guard| guard.map(|get| get()));
+            (ring, long_ring.map(|get| get()), guards)
         });
         let (receive_buffer, memory) = ring?;
-        let guard = match guard {
-            Some(guard) if options.guard => Some(guard?),
-            // The kernel does not answer in any case, so this is for speed, and errors such as a
-            // missing capability do not matter.
-            guard => guard.and_then(Result::ok),
-        };
+        // The link closes both sockets and the guards.
+        let mut others = Vec::new();
+        for (guard, is_needed) in guards.into_iter().zip([options.guard, false]) {
+            match guard {
+                Some(guard) if is_needed => others.push(guard?),
+                // The kernel does not answer in any case, so this is for speed, and errors such
+                // as a missing capability do not matter.
+                guard => others.extend(guard.and_then(Result::ok)),
+            }
+        }
         let mac = match options.mac {
             MacChoice::Interface => interface_mac,
             MacChoice::Local => local_mac(interface),
@@ -252,8 +265,6 @@ impl AfPacket {
         if options.ring == RxRing::Blocks {
             caps.added_latency = RETIRE;
         }
-        // The link closes both sockets and the guard.
-        let mut others: Vec<OwnedFd> = guard.into_iter().collect();
         let (mut long, mut long_memory) = (None, None);
         if let (Some(fd), Some(long_ring)) = (second, long_ring) {
             let (_, memory) = long_ring?;
@@ -414,9 +425,12 @@ fn examine(
             interface: interface.to_owned(),
             reason: "it is no Ethernet",
         })?;
-    if let Some(address) = options.address.filter(|_| !options.guard) {
+    let v4 = options.address.filter(|_| !options.guard);
+    let v4 = v4.into_iter().map(IpAddr::from);
+    let ours: Vec<IpAddr> = v4.chain(options.address6.map(IpAddr::from)).collect();
+    if !ours.is_empty() {
         let owned = sys::addresses().map_err(system("list addresses"))?;
-        refuse_owned(&[address.into()], owned)?;
+        refuse_owned(&ours, owned)?;
     }
     Ok((index, mac))
 }
@@ -480,7 +494,7 @@ pub(crate) fn sending_socket(index: i32) -> io::Result<OwnedFd> {
 }
 
 /// Drops frames to the address after our socket and before the kernel's stack.
-fn attach_guard(interface: &str, index: i32, address: Ipv4Addr) -> Result<OwnedFd, DeviceError> {
+fn attach_guard(interface: &str, index: i32, address: IpAddr) -> Result<OwnedFd, DeviceError> {
     let error = |error: io::Error| match error.raw_os_error() {
         Some(errno @ libc::EINVAL) => DeviceError::Unsupported {
             what: "guard the address",

@@ -246,10 +246,9 @@ pub(crate) fn forward(index: i32) -> Vec<u64> {
         .finish()
 }
 
-/// A program that runs after packet sockets and before the kernel's stack. It drops IPv4 packets to
-/// `address` and ARP messages about it, so that the kernel does not answer for it.
-pub(crate) fn guard(address: Ipv4Addr) -> Vec<u64> {
-    let ours = in_network_order(address);
+/// A program that runs after packet sockets and before the kernel's stack. It drops packets to
+/// `address` and, for IPv4, ARP messages about it, so that the kernel does not answer for it.
+pub(crate) fn guard(address: IpAddr) -> Vec<u64> {
     let mut program = Assembler::default();
     // Loads `len` bytes of the frame to the end of the stack. Here frames may be in pieces.
     let load = |program: &mut Assembler, at: i16, len: i32| {
@@ -264,23 +263,33 @@ pub(crate) fn guard(address: Ipv4Addr) -> Vec<u64> {
     };
     program.op(MOV_REG, 6, 1, 0, 0);
     load(&mut program, ETHERTYPE, 2);
-    program.op(LOAD_HALF, 7, 10, -8, 0).jump(
-        JUMP_IF_NOT,
-        7,
-        0,
-        half_in_network_order(0x0800),
-        "not IPv4",
-    );
-    load(&mut program, IPV4_DESTINATION, 4);
+    program.op(LOAD_HALF, 7, 10, -8, 0);
+    let compare = |program: &mut Assembler, word| {
+        let found = program.op(LOAD_WORD, 7, 10, -8, 0);
+        found.jump(JUMP_IF_NOT_32, 7, 0, word, "pass");
+    };
+    match address {
+        IpAddr::V4(address) => {
+            let ipv4 = half_in_network_order(0x0800);
+            program.jump(JUMP_IF_NOT, 7, 0, ipv4, "not IPv4");
+            load(&mut program, IPV4_DESTINATION, 4);
+            program
+                .jump(JUMP, 0, 0, 0, "compare")
+                .place("not IPv4")
+                .jump(JUMP_IF_NOT, 7, 0, half_in_network_order(0x0806), "pass");
+            load(&mut program, ARP_TARGET, 4);
+            program.place("compare");
+            compare(&mut program, in_network_order(address));
+        }
+        IpAddr::V6(address) => {
+            program.jump(JUMP_IF_NOT, 7, 0, half_in_network_order(0x86dd), "pass");
+            for (number, word) in (0..).zip(words(address)) {
+                load(&mut program, IPV6_DESTINATION + 4 * number, 4);
+                compare(&mut program, word);
+            }
+        }
+    }
     program
-        .jump(JUMP, 0, 0, 0, "compare")
-        .place("not IPv4")
-        .jump(JUMP_IF_NOT, 7, 0, half_in_network_order(0x0806), "pass");
-    load(&mut program, ARP_TARGET, 4);
-    program
-        .place("compare")
-        .op(LOAD_WORD, 7, 10, -8, 0)
-        .jump(JUMP_IF_NOT_32, 7, 0, ours, "pass")
         .op(MOV, 0, 0, 0, TCX_DROP)
         .op(EXIT, 0, 0, 0, 0)
         .place("pass")
@@ -386,7 +395,7 @@ mod tests {
     #[cfg(target_endian = "little")]
     fn what_is_ours_is_taken_and_the_rest_is_left_to_the_kernel() {
         let redirect_ours = redirect(&Redirect::Addresses(vec![OURS.into()]), 77);
-        let guard_ours = guard(OURS);
+        let guard_ours = guard(OURS.into());
         let frames = [
             (frame(0x0800, IPV4_DESTINATION, OURS, 64), true),
             (frame(0x0800, IPV4_DESTINATION, OURS, 34), true),
@@ -434,6 +443,7 @@ mod tests {
             mdns.into(),
         ];
         let program = redirect(&Redirect::Addresses(listed.to_vec()), 77);
+        let guard_ours = guard(ours.into());
         let packet = |to: Ipv6Addr, next: u8, kind: u8, target: Ipv6Addr, len| {
             let mut frame = vec![0; 86];
             frame[12..14].copy_from_slice(&0x86dd_u16.to_be_bytes());
@@ -464,6 +474,12 @@ mod tests {
         for (frame, taken) in frames {
             let expected = if taken { REDIRECTED } else { XDP_PASS.into() };
             assert_eq!(run(&program, &frame), expected, "{frame:02x?}");
+            // Only what is sent to this one address itself.
+            let is_to_it =
+                frame[12..14] == [0x86, 0xdd] && frame.get(38..54) == Some(&ours.octets());
+            let expected = if is_to_it { TCX_DROP } else { TCX_NEXT };
+            let answer = run(&guard_ours, &frame);
+            assert_eq!(answer, i64::from(expected), "{frame:02x?}");
         }
     }
 

@@ -153,7 +153,12 @@ impl fmt::Display for DeviceError {
             } => write!(
                 f,
                 "the kernel owns {address} and would answer in our place, \
-                 try: ip addr del {address}/{prefix_len} dev {interface}, or ask to guard it"
+                 try: ip addr del {address}/{prefix_len} dev {interface}{}",
+                if address.is_ipv4() {
+                    ", or ask to guard it"
+                } else {
+                    ""
+                }
             ),
             Self::Down { interface } => write!(
                 f,

@@ -37,7 +37,15 @@ fn exists(name: &str) -> bool {
 }
 
 fn packet_options(config: &Config) -> AfPacketOptions {
-    AfPacketOptions::default().address(first(config))
+    let options = AfPacketOptions::default().address(first(config));
+    let v6 = config.addresses.iter().find_map(|cidr| match cidr.address {
+        IpAddr::V6(address) => Some(address),
+        IpAddr::V4(_) => None,
+    });
+    match v6 {
+        Some(address) => options.address6(address),
+        None => options,
+    }
 }
 
 /// Our first address of IPv4.

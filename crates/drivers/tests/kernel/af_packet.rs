@@ -8,6 +8,7 @@ use dominoes_drivers::Device;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, MacChoice, RxRing};
 use dominoes_drivers::{DeviceError, RxChecksum, TxChecksum, TxFrame};
 use libtest_mimic::Trial;
+use std::net::Ipv6Addr;
 use std::time::Instant;
 
 pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
@@ -25,6 +26,9 @@ pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
     trials.push(missing.packet("packet::a_vlan_tag_is_kept", tagged));
     let name = "packet::the_kernel_does_not_route_what_is_ours";
     trials.push(missing.xdp(name, the_kernel_does_not_route_what_is_ours));
+    let name = "packet::the_kernel_does_not_get_what_is_sent_to_our_ipv6_address";
+    let test = the_kernel_does_not_get_what_is_sent_to_our_ipv6_address;
+    trials.push(missing.xdp(name, test));
     trials
 }
 
@@ -47,6 +51,16 @@ fn an_address_of_the_kernel_is_refused() {
             .contains(&format!("ip addr del {address}/24 dev {}", veth.right)),
         "{error}"
     );
+    let address = Ipv6Addr::new(0xfd00, 0x78, veth.subnet.into(), 0, 0, 0, 0, 2);
+    let disabled = format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", veth.right);
+    std::fs::write(disabled, "0").unwrap();
+    ip(&format!("addr add {address}/64 dev {} nodad", veth.right));
+    let options = AfPacketOptions::default().address6(address);
+    // No guard keeps the kernel from answering there.
+    let error = AfPacket::open(&veth.left, options.guard(true)).unwrap_err();
+    let text = error.to_string();
+    let advice = format!("ip addr del {address}/64 dev {}", veth.right);
+    assert!(text.ends_with(&advice), "{text}");
 }
 
 fn an_interface_that_is_not_there_is_named() {
@@ -163,6 +177,45 @@ fn the_kernel_does_not_route_what_is_ours() {
             received < FRAMES / 2,
             address.is_some(),
             "{received} of {FRAMES} frames got as far as a route with {address:?}"
+        );
+    }
+}
+
+fn the_kernel_does_not_get_what_is_sent_to_our_ipv6_address() {
+    const FRAMES: usize = 500;
+    let veth = Veth::new();
+    let ours = Ipv6Addr::new(0xfd00, 0x78, veth.subnet.into(), 0, 0, 0, 0, 1);
+    let received_by_ip = || {
+        let counts = format!("/proc/self/net/dev_snmp6/{}", veth.left);
+        let counts = std::fs::read_to_string(counts).unwrap();
+        let (_, number) = counts.split_once("Ip6InReceives").unwrap();
+        number
+            .split_whitespace()
+            .next()
+            .unwrap()
+            .parse::<usize>()
+            .unwrap()
+    };
+    let mut right = veth.open_right();
+    for address in [None, Some(ours)] {
+        let mut options = AfPacketOptions::default();
+        options.address6 = address;
+        let mut port = Port::new(AfPacket::open(&veth.left, options).unwrap());
+        let mut packet = [&port.mac[..], &right.mac, &[0x86, 0xdd, 0x60]].concat();
+        packet.resize(62, 0);
+        // Eight bytes for no protocol, one hop.
+        packet[18..22].copy_from_slice(&[0, 8, 59, 1]);
+        packet[38..54].copy_from_slice(&ours.octets());
+        let before = received_by_ip();
+        for _ in 0..FRAMES {
+            assert_eq!(right.tx.transmit(&[TxFrame::new(&packet)]), Ok(1));
+            port.claim_exactly(1, |frame| frame.get(38..54) == Some(&ours.octets()));
+        }
+        let received = received_by_ip() - before;
+        assert_eq!(
+            received < FRAMES / 2,
+            address.is_some(),
+            "{received} with {address:?}"
         );
     }
 }
