@@ -1,5 +1,5 @@
 //! `cargo bench channel [-- --quick] [--rounds N] [--millis N]
-//! [--capacity N] [--batch N] [--shape PxS] [--peer NAME] [--patience SECONDS] [--no-latency]`
+//! [--capacity N] [--batch N] [--shape PxS] [--peer NAME]`
 //!
 //! The multicast ring beside its nearest relatives: 64-byte `Copy` messages, publishers on core 0,
 //! subscribers on core 1. Rounds are interleaved: each round measures every peer at every point
@@ -37,10 +37,10 @@ struct Options {
     peers: Vec<Peer>,
     /// Whether neither shape, capacity, batch nor peer was chosen.
     is_whole: bool,
-    latency: bool,
-    /// How long to wait, altogether, for moments in which the cores are close.
-    patience: Duration,
 }
+
+/// How long to wait, altogether, for moments in which the cores are close.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn options(mut arguments: lexopt::Parser) -> Result<Options, lexopt::Error> {
     let mut options = Options {
@@ -61,8 +61,6 @@ fn options(mut arguments: lexopt::Parser) -> Result<Options, lexopt::Error> {
         ],
         peers: Peer::ALL.to_vec(),
         is_whole: true,
-        latency: true,
-        patience: Duration::from_secs(120),
     };
     let mut peers = Vec::new();
     while let Some(argument) = arguments.next()? {
@@ -70,10 +68,6 @@ fn options(mut arguments: lexopt::Parser) -> Result<Options, lexopt::Error> {
             Long("quick") => (options.rounds, options.window) = (5, Duration::from_millis(25)),
             Long("rounds") => options.rounds = arguments.value()?.parse()?,
             Long("millis") => options.window = Duration::from_millis(arguments.value()?.parse()?),
-            Long("patience") => {
-                options.patience = Duration::from_secs(arguments.value()?.parse()?);
-            }
-            Long("no-latency") => options.latency = false,
             Long(name @ ("capacity" | "batch" | "shape" | "peer")) => {
                 options.is_whole = false;
                 let name = name.to_owned();
@@ -164,7 +158,7 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
         "publishers on core 0, subscribers on core 1, {} rounds of {:?} a point",
         options.rounds, options.window
     );
-    let mut distance = Distance::new(options.patience);
+    let mut distance = Distance::new(PATIENCE);
     let all = rounds::by_turns(
         &mut report.rows,
         options.rounds,
@@ -183,10 +177,8 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
         "windows with the cores further apart than that in spite of waiting, %".to_string(),
         share,
     ));
-    if options.latency {
-        work_sharing(&mut report, options.window);
-        latency(&mut report, if options.rounds > 5 { 4000 } else { 1500 });
-    }
+    work_sharing(&mut report, options.window);
+    latency(&mut report, if options.rounds > 5 { 4000 } else { 1500 });
     run.end(report.tables())
 }
 

@@ -869,12 +869,4 @@ mod run {
     }
 }
 
-#[cfg(target_os = "linux")]
-fn main() -> std::process::ExitCode {
-    run::main()
-}
-
-#[cfg(not(target_os = "linux"))]
-fn main() {
-    println!("field: it needs Linux");
-}
+dominoes_bench::main_on_linux!();

@@ -1,4 +1,4 @@
-//! `cargo bench idle [-- --connections N] [--seconds N] [--samples N] [--check]`
+//! `cargo bench idle [-- --check]`
 //!
 //! The cost of a running stack that has nothing to do, and its time to wake up. A thousand
 //! connections join it to a peer that this thread drives by hand; for some seconds nothing
@@ -41,31 +41,22 @@ const MOST: f64 = 0.01;
 /// How often that is measured at most.
 const ATTEMPTS: usize = 3;
 
-#[derive(Debug)]
-struct Options {
-    connections: usize,
-    seconds: u64,
-    samples: usize,
-    check: bool,
-}
+const CONNECTIONS: usize = 1000;
+/// How long they are idle.
+const SECONDS: u64 = 5;
+/// Wake-ups.
+const SAMPLES: usize = 200;
 
-fn options(mut arguments: lexopt::Parser) -> Result<Options, lexopt::Error> {
-    let mut options = Options {
-        connections: 1000,
-        seconds: 5,
-        samples: 200,
-        check: false,
-    };
+/// Whether to fail if the share is not below.
+fn checks(mut arguments: lexopt::Parser) -> Result<bool, lexopt::Error> {
+    let mut checks = false;
     while let Some(argument) = arguments.next()? {
         match argument {
-            Long("connections") => options.connections = arguments.value()?.parse()?,
-            Long("seconds") => options.seconds = arguments.value()?.parse()?,
-            Long("samples") => options.samples = arguments.value()?.parse()?,
-            Long("check") => options.check = true,
+            Long("check") => checks = true,
             other => return Err(other.unexpected()),
         }
     }
-    Ok(options)
+    Ok(checks)
 }
 
 /// Processor time of the whole process without this thread.
@@ -201,12 +192,10 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: lexopt::Parser) -> Result<(), String> {
-    let options = options(arguments).map_err(|error| error.to_string())?;
+    let checks = checks(arguments).map_err(|error| error.to_string())?;
     let run = Run::begin("idle");
-    let title = format!(
-        "{} connections, {} s each; wake-up in us, {} samples",
-        options.connections, options.seconds, options.samples
-    );
+    let title =
+        format!("{CONNECTIONS} connections, {SECONDS} s each; wake-up in us, {SAMPLES} samples");
     let columns =
         columns("variant | keepalive | % of core | parks/s | answer | p50 | p90 | p99 | most");
     let mut table = Table::new(title, &columns);
@@ -216,14 +205,14 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
         ..Bars::default()
     };
     for (name, replicas) in [("single", 1), ("replicated", 2)] {
-        let mut fixture = Fixture::new(replicas, options.connections);
+        let mut fixture = Fixture::new(replicas, CONNECTIONS);
         // What opening left to be done.
         fixture.idle(1);
         let every = time::Duration::from_secs(2);
         let keepalive = Keepalive::default().idle(every).interval(every);
         for asks in [false, true] {
             if asks {
-                let ours = &fixture.held[options.connections..];
+                let ours = &fixture.held[CONNECTIONS..];
                 for stream in ours {
                     stream.set_keepalive(Some(keepalive)).expect("it is valid");
                 }
@@ -232,7 +221,7 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
             let attempts = if asks { 1 } else { ATTEMPTS };
             let mut least = (f64::INFINITY, 0.0);
             let (_, again) = rounds::until_calm(attempts, || {
-                let (share, parks) = fixture.idle(options.seconds);
+                let (share, parks) = fixture.idle(SECONDS);
                 if share < least.0 {
                     least = (share, parks);
                 }
@@ -253,8 +242,8 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
                 let percent = Some(Spread::one(100.0 * share));
                 table.bound(&what, percent, Limit::AtMost(100.0 * MOST));
             }
-            let asleep = fixture.answers(options.samples, Some(DELAY));
-            let awake = fixture.answers(options.samples, None);
+            let asleep = fixture.answers(SAMPLES, Some(DELAY));
+            let awake = fixture.answers(SAMPLES, None);
             let asks = if asks { "every 2 s" } else { "off" };
             let share = format!("{:.3}", share * 100.0);
             for (answer, took) in [("asleep", asleep), ("awake", awake)] {
@@ -272,7 +261,7 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
     let missed = table.bounds.iter().find(|bound| bound.is_met != Some(true));
     let missed = missed.map(|bound| bound.line.clone());
     run.end(vec![table])?;
-    match missed.filter(|_| options.check) {
+    match missed.filter(|_| checks) {
         Some(missed) => Err(missed),
         None => Ok(()),
     }

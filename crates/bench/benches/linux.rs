@@ -492,12 +492,4 @@ mod run {
     }
 }
 
-#[cfg(target_os = "linux")]
-fn main() -> std::process::ExitCode {
-    run::main()
-}
-
-#[cfg(not(target_os = "linux"))]
-fn main() {
-    println!("It needs a Linux kernel.");
-}
+dominoes_bench::main_on_linux!();

@@ -1,4 +1,4 @@
-//! `cargo bench replicated [-- --quick] [--rounds N] [--millis N] [--keys N] [--peer NAME]`
+//! `cargo bench replicated [-- --quick] [--rounds N] [--millis N] [--peer NAME]`
 //!
 //! A map of 64-bit keys and values in [`dominoes::Replicated`], beside the same map within locks
 //! and beside concurrent maps: shares of writes from 0 to 50 %, uniform and Zipf keys, one
@@ -367,15 +367,16 @@ fn measure(row: &Row, number: usize, window: Duration) -> Reading<f64> {
 struct Options {
     rounds: usize,
     window: Duration,
-    keys: usize,
     peers: Vec<Peer>,
 }
+
+/// Keys of the map: a power of two.
+const KEYS: usize = 1 << 16;
 
 fn options(mut arguments: lexopt::Parser) -> Result<Options, lexopt::Error> {
     let mut options = Options {
         rounds: 15,
         window: Duration::from_millis(40),
-        keys: 1 << 16,
         peers: Vec::new(),
     };
     while let Some(argument) = arguments.next()? {
@@ -383,11 +384,6 @@ fn options(mut arguments: lexopt::Parser) -> Result<Options, lexopt::Error> {
             Long("quick") => (options.rounds, options.window) = (7, Duration::from_millis(12)),
             Long("rounds") => options.rounds = arguments.value()?.parse()?,
             Long("millis") => options.window = Duration::from_millis(arguments.value()?.parse()?),
-            Long("keys") => {
-                let most = 1 << 24;
-                options.keys = arguments.value()?.parse::<usize>()?.clamp(1, most);
-                options.keys = options.keys.next_power_of_two();
-            }
             Long("peer") => {
                 let name = arguments.value()?.string()?;
                 let peer = Peer::named(&name).ok_or_else(|| format!("what is `{name}`?"))?;
@@ -433,7 +429,7 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
         let near = |row: &Row| (row.threads > 1).then(Distance::now);
         let measured = rounds::until_calm(3, || {
             let before = near(row);
-            let rate = measure(row, options.keys, options.window);
+            let rate = measure(row, KEYS, options.window);
             let distance = near(row).filter(|after| Some(*after) == before);
             Ok::<_, String>(Reading {
                 value: (rate.value, distance),
@@ -445,7 +441,7 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
     for (row, readings) in rows.iter_mut().zip(all) {
         row.rates = readings;
     }
-    run.end(tables(&rows, options.keys))
+    run.end(tables(&rows, KEYS))
 }
 
 impl Row {

@@ -1,5 +1,4 @@
-//! `cargo bench synthetic [-- --quick] [--rounds N] [--millis N]
-//! [--threads 1,2,4] [--sequential NS] [--seed N]`
+//! `cargo bench synthetic [-- --quick] [--rounds N] [--threads 1,2,4]`
 //!
 //! Requests with a sequential part of about 100 ns and 100, 10, 2 or half times as much
 //! parallelizable work, on 1 to 16 threads, with a coarse lock around the state, a lock
@@ -34,29 +33,25 @@ const ATTEMPTS: usize = 9;
 #[derive(Debug)]
 struct Options {
     rounds: usize,
-    /// Roughly, of one thread's work in a slice.
-    millis: f64,
     threads: Vec<usize>,
-    sequential_ns: f64,
-    seed: u64,
 }
+
+/// Roughly, of one thread's work in a slice.
+const MILLIS: f64 = 10.0;
+/// Of the sequential part, roughly.
+const SEQUENTIAL_NS: f64 = 100.0;
+const SEED: u64 = 1;
 
 fn options(mut arguments: lexopt::Parser) -> Result<Options, lexopt::Error> {
     let mut options = Options {
         rounds: 9,
-        millis: 10.0,
         threads: vec![1, 2, 3, 4, 6, 8, 12, 16],
-        sequential_ns: 100.0,
-        seed: 1,
     };
     let numbers = |list: &str| list.split(',').map(str::parse).collect::<Result<_, _>>();
     while let Some(argument) = arguments.next()? {
         match argument {
             Long("quick") => (options.rounds, options.threads) = (5, vec![1, 2, 4]),
             Long("rounds") => options.rounds = arguments.value()?.parse()?,
-            Long("millis") => options.millis = arguments.value()?.parse()?,
-            Long("sequential") => options.sequential_ns = arguments.value()?.parse()?,
-            Long("seed") => options.seed = arguments.value()?.parse()?,
             Long("threads") => options.threads = arguments.value()?.parse_with(numbers)?,
             other => return Err(other.unexpected()),
         }
@@ -80,12 +75,12 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
         thread::scope(|scope| scope.spawn(calibrate).join()).expect("no panic");
     let steps = |ns: f64, step: f64| (ns / step).round().max(1.0) as u32;
     let works = RATIOS.map(|(parallel, sequential)| {
-        let parallel_ns = options.sequential_ns * f64::from(parallel) / f64::from(sequential);
+        let parallel_ns = SEQUENTIAL_NS * f64::from(parallel) / f64::from(sequential);
         Work {
-            sequential: steps(options.sequential_ns, sequential_step),
+            sequential: steps(SEQUENTIAL_NS, sequential_step),
             parallel: steps(parallel_ns, parallel_step),
-            requests: (options.millis * 1e6 / (parallel_ns + options.sequential_ns)) as u64,
-            seed: options.seed,
+            requests: (MILLIS * 1e6 / (parallel_ns + SEQUENTIAL_NS)) as u64,
+            seed: SEED,
         }
     });
     for work in works {
@@ -145,8 +140,8 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
     let disturbed = readings.filter(|reading| !reading.is_calm).count();
     let report = Report {
         cores,
-        seed: options.seed,
-        sequential_ns: options.sequential_ns,
+        seed: SEED,
+        sequential_ns: SEQUENTIAL_NS,
         line_ns: [before, topology::line_transfer_ns()],
         rows,
     };

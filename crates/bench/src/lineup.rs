@@ -140,6 +140,11 @@ impl Panel {
         self
     }
 
+    /// Sets ratios that no goal depends on: the number of rounds stays that of side panels.
+    pub(crate) fn ratios(self, targets: Vec<Target>) -> Panel {
+        Panel { targets, ..self }
+    }
+
     /// Sets the targets, and with them the number of rounds that was asked for.
     pub(crate) fn targets(mut self, wanted: &Wanted, targets: Vec<Target>) -> Panel {
         self.targets = targets;

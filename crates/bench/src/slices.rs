@@ -19,12 +19,10 @@ use std::time::{Duration, Instant};
 use dominoes_netstack::time;
 
 use crate::drivers::{Account, Driver, Row};
-use crate::topology::{self, Distance};
+use crate::topology::{self, Distance, MAY_WAIT};
 
 /// The beginning of a slice, which does not count.
 const WARM_UP: Duration = Duration::from_millis(5);
-/// Share of a slice that its threads may wait for their cores.
-const MAY_WAIT: f64 = 0.02;
 /// Rounds that are measured even if the time is up.
 const LEAST_ROUNDS: usize = 2;
 /// How long a thread may take to report a slice.

@@ -34,6 +34,22 @@ pub fn main<E: Display>(name: &str, run: impl FnOnce(lexopt::Parser) -> Result<(
     }
 }
 
+/// The entry of a bench target that needs Linux: its module `run` has it.
+#[macro_export]
+macro_rules! main_on_linux {
+    () => {
+        #[cfg(target_os = "linux")]
+        fn main() -> std::process::ExitCode {
+            run::main()
+        }
+
+        #[cfg(not(target_os = "linux"))]
+        fn main() {
+            println!("It needs a Linux kernel.");
+        }
+    };
+}
+
 /// Takes `--resume` out of the arguments. Returns whether it was there.
 fn take_resume(arguments: &mut Vec<OsString>) -> bool {
     let all = arguments.len();

@@ -45,6 +45,34 @@ pub fn waited_ns() -> u64 {
         .unwrap_or(0)
 }
 
+/// Share of its time that a thread may wait for its core while it is measured.
+pub(crate) const MAY_WAIT: f64 = 0.02;
+
+/// Whether the calling thread has its core, from one moment on.
+#[cfg(feature = "report")]
+#[derive(Debug)]
+pub(crate) struct Calm {
+    begin: Instant,
+    waited_ns: u64,
+}
+
+#[cfg(feature = "report")]
+impl Calm {
+    /// From now on.
+    pub(crate) fn begin() -> Calm {
+        Calm {
+            begin: Instant::now(),
+            waited_ns: waited_ns(),
+        }
+    }
+
+    /// Whether it waited too long for what was measured so far.
+    pub(crate) fn is_disturbed(&self) -> bool {
+        let waited = waited_ns().saturating_sub(self.waited_ns) as f64;
+        waited / self.begin.elapsed().as_nanos().max(1) as f64 > MAY_WAIT
+    }
+}
+
 /// How long a cache line takes from the first core to the second, in nanoseconds; `None` if there
 /// is no second. It is the present cost of sharing: hosts move the cores of a virtual
 /// machine about.

@@ -1,7 +1,7 @@
 //! What checksums in software cost, and whether they still scale; also with the packets of Nahum et
 //! al., 4 KB, with a lock that is taken for each packet.
 
-use super::Experiment;
+use super::{DIRECTIONS, Experiment};
 use crate::drivers::{Direction, locks};
 use crate::lineup::{Panel, Wanted};
 use crate::ratio::{Target, case};
@@ -76,13 +76,7 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
                 None,
             ));
         }
-        let rounds = panel.rounds;
-        Panel {
-            rounds,
-            ..panel.targets(wanted, targets)
-        }
+        panel.ratios(targets)
     };
-    [(Direction::Receive, "receive"), (Direction::Send, "send")]
-        .map(one)
-        .into()
+    DIRECTIONS.map(one).into()
 }

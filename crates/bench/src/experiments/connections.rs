@@ -1,6 +1,6 @@
 //! The same payload over more connections.
 
-use super::Experiment;
+use super::{DIRECTIONS, Experiment};
 use crate::drivers::Direction;
 use crate::lineup::{Panel, Wanted};
 use crate::ratio::{Target, case};
@@ -63,13 +63,7 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
                 1.2,
             ));
         }
-        let rounds = panel.rounds;
-        Panel {
-            rounds,
-            ..panel.targets(wanted, targets)
-        }
+        panel.ratios(targets)
     };
-    [(Direction::Receive, "receive"), (Direction::Send, "send")]
-        .map(one)
-        .into()
+    DIRECTIONS.map(one).into()
 }

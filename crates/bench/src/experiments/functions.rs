@@ -321,12 +321,10 @@ fn add_gains(
         Some(gains.pipelined)
     });
     for (component, (gain, sum)) in components.iter().zip(gains.components) {
-        let gain = gain.map_or("nothing side by side".to_owned(), |gain| {
-            format!("{gain:.2}")
+        let gain = gain.map_or("has no two functions a segment".to_owned(), |gain| {
+            format!("{gain:.2} by its critical path")
         });
-        table.note(format!(
-            "{component}{by}: {gain} by its critical path, of {sum:.1} {unit}"
-        ));
+        table.note(format!("{component}{by}: {gain}, of {sum:.1} {unit}"));
     }
     table.note(format!(
         "{name}{by}: {:.2} by critical paths; {:.2} if every function were a stage of a pipeline; \

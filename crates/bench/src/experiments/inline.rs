@@ -1,6 +1,6 @@
 //! Payload that is processed in transit: searched, decrypted, encrypted.
 
-use super::Experiment;
+use super::{DIRECTIONS, Experiment};
 use crate::drivers::{Direction, searched};
 use crate::lineup::{Panel, Wanted};
 use crate::ratio::{Target, case, ratios};
@@ -62,7 +62,7 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
         }
         panel.targets(wanted, targets)
     };
-    let both = [(Direction::Receive, "receive"), (Direction::Send, "send")].map(one);
+    let both = DIRECTIONS.map(one);
     both.into_iter().chain([datagrams(wanted)]).collect()
 }
 

@@ -13,7 +13,7 @@ use crate::paper::Measure;
 use crate::rounds::{self, Reading};
 use crate::spread::Spread;
 use crate::table::{Lines, Table, columns};
-use crate::topology::Distance;
+use crate::topology::{Distance, MAY_WAIT};
 
 pub(super) const LATENCY: Experiment = Experiment {
     name: "latency",
@@ -25,8 +25,6 @@ pub(super) const LATENCY: Experiment = Experiment {
 
 /// Requests of a row in one round.
 const ASKED: usize = 2_000;
-/// The share of the time that a thread may wait for its core.
-const MAY_WAIT: f64 = 0.02;
 
 /// A server and its readings, with the values of one round each.
 type Measured = (Server, Vec<Reading<Vec<f64>>>);

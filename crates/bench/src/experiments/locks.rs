@@ -1,8 +1,8 @@
 //! Locks around one state, taken for each packet of 4 KB: their number and kind, and the work outside
 //! them.
 
-use super::Experiment;
 use super::checksum::LONG;
+use super::{DIRECTIONS, Experiment};
 use crate::drivers::Direction;
 use crate::drivers::locks::VARIANTS;
 use crate::lineup::{Panel, Wanted};
@@ -94,7 +94,7 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
         ..wanted.clone()
     };
     let mut panels = Vec::new();
-    for (direction, what) in [(Direction::Receive, "receive"), (Direction::Send, "send")] {
+    for (direction, what) in DIRECTIONS {
         let mut panel = wanted.panel(what, direction, base);
         let entries = any.entries_of(VARIANTS, direction, &["*"], "", base);
         panel.entries = entries

@@ -33,13 +33,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::drivers::samples::Samples;
-use crate::drivers::{Row, VARIANTS};
+use crate::drivers::{Direction, Row, VARIANTS};
 use crate::projection::counts;
 use crate::record::{ExperimentResult, PanelResult};
 use crate::slices::{self, Failure, Sampled};
 use crate::table::Table;
 use crate::topology;
 use crate::workload::Workload;
+
+/// The directions, and their names.
+const DIRECTIONS: [(Direction, &str); 2] =
+    [(Direction::Receive, "receive"), (Direction::Send, "send")];
 
 /// Bytes whose arrival is verified, one by one, before anything is measured.
 const VERIFIED: u64 = 4 << 20;

@@ -29,6 +29,7 @@ use crate::named;
 use crate::paper;
 use crate::spread::Spread;
 use crate::targets;
+use crate::topology::Calm;
 
 mod tables;
 
@@ -503,6 +504,7 @@ fn ethernet_limit(traffic: Traffic, size: usize) -> f64 {
 fn measure(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Found, String> {
     let mut clock = Clock::new(wanted, 2);
     let until = clock.part(1);
+    let calm = Calm::begin();
     let overhead = clock_overhead();
     let cases: Vec<(Traffic, usize)> = Traffic::ALL
         .into_iter()
@@ -534,6 +536,7 @@ fn measure(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Fo
             heavy[number].push(loaded.per_frame);
         }
     }
+    let is_disturbed = calm.is_disturbed();
     let mut walls = vec![vec![Vec::new(); count]; 3];
     let until = clock.part(1);
     for round in 0..rounds {
@@ -576,6 +579,7 @@ fn measure(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Fo
     Ok(Found {
         overhead_ns: overhead,
         rounds: pings[0].len(),
+        is_disturbed,
         service_rounds: rounds.min(5),
         events: event_rows(&profiles),
         share_of_a: share_of_a(&profiles),

@@ -18,7 +18,7 @@
 
 use std::time::Duration;
 
-use super::{Experiment, TABLES};
+use super::{DIRECTIONS, Experiment, TABLES};
 use crate::drivers::Direction;
 use crate::drivers::pipelined::{StageCosts, single_cost, stage_costs};
 use crate::lineup::{Panel, Wanted};
@@ -27,6 +27,7 @@ use crate::ratio::{Target, case};
 use crate::record::PanelResult;
 use crate::spread::Spread;
 use crate::table::{Lines, Table, columns};
+use crate::topology::Calm;
 use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -57,9 +58,6 @@ struct Projected {
     idle: f64,
 }
 
-/// The directions, and their names.
-const DIRECTIONS: [(Direction, &str); 2] =
-    [(Direction::Receive, "receive"), (Direction::Send, "send")];
 /// What runs on threads: a name, connections, and the window in KB; 0 for the usual one.
 const ON_THREADS: [(&str, usize, u32); 4] = [
     ("1 connection", 1, 0),
@@ -282,7 +280,9 @@ fn by_stages(
                 connections,
                 ..wanted.base
             };
+            let calm = Calm::begin();
             let all = all_costs(direction, &workload, (stages, 1), slice)?;
+            let is_disturbed = calm.is_disturbed();
             let costs = least(&all);
             let window = f64::from(workload.ring_bytes) / workload.segment_bytes as f64;
             let bound = project(&costs, stages, window * connections as f64);
@@ -294,7 +294,8 @@ fn by_stages(
             lines[connections - 1].1.push((x, times));
             if connections == 1 && stages == BESIDE_WINDOWS {
                 measured.push(("6 stages / single", projected(times)));
-                measured.extend(share_of_data(&all).map(|share| ("share of data", share)));
+                let share = share_of_data(&all).map(|share| share.disturbed_if(is_disturbed));
+                measured.extend(share.map(|share| ("share of data", share)));
             }
             if connections == 1 && stages == MOST {
                 measured.push(("protocol idle", projected(100.0 * bound.idle)));

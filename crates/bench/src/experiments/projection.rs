@@ -14,7 +14,7 @@ use crate::ratio::RatioLine;
 use crate::record::{ExperimentResult, PanelResult, ResultRow};
 use crate::spread::Spread;
 use crate::table::Table;
-use crate::topology;
+use crate::topology::{self, Calm};
 use crate::workload::{Processing, Workload};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -36,8 +36,6 @@ const MAY_SPREAD: f64 = 0.2;
 const NEAR_NS: f64 = 100.0;
 /// How often a calibration is tried on a busy machine.
 const ATTEMPTS: usize = 3;
-/// Share of a calibration that its thread may wait for its core.
-const MAY_WAIT: f64 = 0.02;
 /// Workers by hand whose requests are counted.
 const COUNTED: [usize; 6] = [1, 2, 8, 16, 32, 56];
 /// Payload of the segments that the targets are about.
@@ -204,11 +202,9 @@ fn calibrated(
 ) -> Result<(Costs, Option<&'static str>), String> {
     let attempt = || -> Result<(Costs, bool), String> {
         topology::pin_to(0);
-        let (begin, waited) = (std::time::Instant::now(), topology::waited_ns());
+        let calm = Calm::begin();
         let costs = costs::calibrate(direction, workload)?;
-        let waited = (topology::waited_ns() - waited) as f64;
-        let share = waited / begin.elapsed().as_nanos().max(1) as f64;
-        Ok((costs, share <= MAY_WAIT))
+        Ok((costs, !calm.is_disturbed()))
     };
     let mut last = Err("nothing was calibrated".to_owned());
     for _ in 0..ATTEMPTS {

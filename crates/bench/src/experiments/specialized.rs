@@ -32,7 +32,6 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
         let panel = wanted
             .panel(segment_bytes.to_string(), Direction::Receive, workload)
             .rows(wanted, &["single", "replicated*"]);
-        let rounds = panel.rounds;
         let against = |other: &'static str, cores| {
             Target::of(
                 format!("{segment_bytes}-byte segments, by kind of work / {other} on {cores}"),
@@ -43,10 +42,7 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
         };
         let mut targets = vec![against("single", 1)];
         targets.extend(OTHERS.map(|other| against(other, 2)));
-        Panel {
-            rounds,
-            ..panel.targets(wanted, targets)
-        }
+        panel.ratios(targets)
     };
     wanted.segments.iter().map(one).collect()
 }

@@ -1,7 +1,7 @@
 //! One TLS stream: records sealed and opened by all workers.
 
-use super::Experiment;
-use crate::drivers::{Direction, tls};
+use super::{DIRECTIONS, Experiment};
+use crate::drivers::tls;
 use crate::lineup::{Panel, Wanted};
 use crate::ratio::{Target, ratios};
 use crate::workload::{Processing, Workload};
@@ -22,7 +22,7 @@ const CIPHERS: [Processing; 3] = [
 
 fn panels(wanted: &Wanted) -> Vec<Panel> {
     let mut panels = Vec::new();
-    for (direction, what) in [(Direction::Receive, "receive"), (Direction::Send, "send")] {
+    for (direction, what) in DIRECTIONS {
         for (i, processing) in CIPHERS.into_iter().enumerate() {
             let workload = Workload {
                 processing,

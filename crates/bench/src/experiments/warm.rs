@@ -1,6 +1,6 @@
 //! One core, with frames that stay in its caches: what the protocol itself costs.
 
-use super::Experiment;
+use super::{DIRECTIONS, Experiment};
 use crate::drivers::Direction;
 use crate::lineup::{Panel, Wanted};
 use crate::ratio::{Target, case};
@@ -52,7 +52,5 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
             .case(&alone, &names, OFF, off)
             .targets(wanted, targets)
     };
-    [(Direction::Receive, "receive"), (Direction::Send, "send")]
-        .map(one)
-        .into()
+    DIRECTIONS.map(one).into()
 }

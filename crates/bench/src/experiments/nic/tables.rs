@@ -47,6 +47,8 @@ pub(super) struct Found {
     pub(super) overhead_ns: f64,
     /// Rounds in processor time.
     pub(super) rounds: usize,
+    /// Whether the thread that drives the card waited for its core meanwhile.
+    pub(super) is_disturbed: bool,
     /// Rounds of the services, on threads.
     pub(super) service_rounds: usize,
     pub(super) events: Vec<EventRow>,
@@ -146,27 +148,27 @@ pub(super) fn instructions(counted: Result<Costs, String>) -> Table {
 }
 
 /// What each firmware has over one processor, as measures.
-fn over_one(table: &mut Table, what: &str, rows: &ByFirmware, rounds: usize) {
+fn over_one(table: &mut Table, what: &str, rows: &ByFirmware, measure: impl Fn(Spread) -> Measure) {
     let Some((_, Some(one))) = rows.first() else {
         return;
     };
     for (firmware, value) in rows {
         if let Some(value) = value {
             let name = format!("{firmware} over one, {what}");
-            table.measure(name, Measure::of(value.over(*one), rounds));
+            table.measure(name, measure(value.over(*one)));
         }
     }
 }
 
 impl Found {
     fn measure(&self, ours: Spread) -> Measure {
-        Measure::of(ours, self.rounds)
+        Measure::of(ours, self.rounds).disturbed_if(self.is_disturbed)
     }
 
     pub(super) fn tables(&self) -> Vec<Table> {
         let ping = "ping: handlers between an 18-byte datagram and its answer";
         let mut pings = by_firmware(ping, "ns", &self.pings, 0);
-        over_one(&mut pings, "ping", &self.pings, self.rounds);
+        over_one(&mut pings, "ping", &self.pings, |ours| self.measure(ours));
         let heavy = "receive, 1472 bytes, checksum by the firmware, processor time";
         let heavy = by_firmware(heavy, "ns/frame", &self.heavy, 0);
         let mut walls = Table::new(
@@ -188,7 +190,9 @@ impl Found {
                 let cells = [(*service).to_owned(), (*name).to_owned(), some(*rate, 2)];
                 services.row(cells.into());
             }
-            over_one(&mut services, service, rows, self.service_rounds);
+            over_one(&mut services, service, rows, |ours| {
+                Measure::of(ours, self.service_rounds)
+            });
         }
         services.keep(self);
         vec![self.handlers(), self.rates(), pings, heavy, walls, services]
