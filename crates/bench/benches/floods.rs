@@ -15,8 +15,6 @@
 //! | `--seconds N` | how long each client runs at a time | 1 |
 //! | `--cores split,shared` | whether the server has the first core, and all else the last | split |
 //! | `--rate N` | frames a second of a flood | 10000 |
-//! | `--seed N` | what the frames follow from | 1 |
-//! | `--json FILE` | writes all samples there | |
 //! | `--quick` | one round of one turn, and short connections for 5 s; server tap-1,linux | |
 //!
 //! | scenario | what happens |
@@ -70,7 +68,7 @@ mod run {
     use super::floods::{INTERFACE, PORT, SERVER, Scenario, clients};
     use core_affinity::CoreId;
     use dominoes_bench::namespaces::{self, CubicAllowed, Outcome};
-    use dominoes_bench::report::{self, Run};
+    use dominoes_bench::report::Run;
     use dominoes_bench::rounds::{self, Reading};
     use dominoes_bench::spread::Spread;
     use dominoes_bench::start;
@@ -105,11 +103,12 @@ mod run {
         /// Whether the server has a core for itself.
         split: bool,
         rate: u64,
-        seed: u64,
         /// How long the first turn of `connections` lasts at least.
         lasting: Duration,
-        json: Option<String>,
     }
+
+    /// What the frames follow from.
+    const SEED: u64 = 1;
 
     /// Requests of `wrk` in a second, bytes of `curl` in a second, and requests of `wrk` in a
     /// second of processor time that all processes used meanwhile, the flooding one, too.
@@ -189,9 +188,7 @@ mod run {
             seconds: 1,
             split: true,
             rate: 10_000,
-            seed: 1,
             lasting: Duration::from_secs(20),
-            json: None,
         };
         while let Some(arg) = args.next()? {
             let Long(name) = arg else {
@@ -216,8 +213,6 @@ mod run {
                 "cores" if value == "shared" => options.split = false,
                 "seconds" => options.seconds = value.parse()?,
                 "rate" => options.rate = value.parse()?,
-                "seed" => options.seed = value.parse()?,
-                "json" => options.json = Some(value),
                 _ => return Err(format!("what is --{name}?").into()),
             }
         }
@@ -249,7 +244,7 @@ mod run {
             options.turns,
             options.seconds,
             options.rate,
-            options.seed,
+            SEED,
             match options.split {
                 true => "the server has a core for itself",
                 false => "all threads share all cores",
@@ -263,7 +258,6 @@ mod run {
         }
         let core = is_split.then(|| topology::cores()[0]);
         let _cubic = CubicAllowed::new()?;
-        let mut all = Vec::new();
         for &scenario in &options.scenarios {
             let mut servers = options.servers.clone();
             let (name, mut quiet) = (scenario.name(), |_, _| ());
@@ -283,10 +277,6 @@ mod run {
             let samples: Vec<Sample> = readings.map(|reading| reading.value).collect();
             println!();
             this_run.add(table(&options, scenario, &samples))?;
-            all.extend(samples);
-            if let Some(path) = &options.json {
-                report::write_json(path.as_ref(), &all)?;
-            }
         }
         Ok(this_run.end(Vec::new())?)
     }
@@ -307,7 +297,7 @@ mod run {
         let mut first = None;
         let mut note = String::new();
         for turn in 0..options.turns {
-            let seed = options.seed + (round * options.turns + turn) as u64;
+            let seed = SEED + (round * options.turns + turn) as u64;
             let lasting = if turn == 0 {
                 options.lasting
             } else {

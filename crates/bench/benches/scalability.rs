@@ -3,8 +3,7 @@
 //! ```text
 //! cargo bench scalability -- [EXPERIMENT]... [--variant A,B] [--cores 1,2] [--quick] [--rounds N]
 //!     [--side-rounds N] [--budget SECONDS] [--segment A,B] [--timestamps] [--no-checksum]
-//!     [--connections A,B] [--ring KB] [--seed N] [--out DIR] [--store FILE] [--tables] [--resume]
-//!     [--list]
+//!     [--seed N] [--out DIR] [--store FILE] [--tables] [--resume] [--list]
 //! ```
 //!
 //! Prints one page; with names of experiments or `--tables`, all tables before it. `--store` adds
@@ -108,13 +107,6 @@ impl Options {
                 }
                 Long("timestamps") => wanted.base.timestamps = true,
                 Long("no-checksum") => wanted.base.checksum = false,
-                Long("connections") => {
-                    wanted.connections = numbers(&mut parser, 1..=4096)?;
-                }
-                Long("ring") => {
-                    let ring = numbers(&mut parser, 1..=1 << 20)?[0] << 10;
-                    wanted.base.ring_bytes = u32::try_from(ring).unwrap_or(u32::MAX);
-                }
                 Long("seed") => wanted.base.seed = parser.value()?.parse()?,
                 Long("out") => options.out = Some(parser.value()?.into()),
                 Long("variant") => {

@@ -1,6 +1,8 @@
 //! The machine: cores to pin to, and the conditions of a figure.
 
 use core::fmt;
+use core::hash::{Hash, Hasher};
+use std::collections::hash_map::DefaultHasher;
 use std::fs;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -163,7 +165,7 @@ pub struct Machine {
     pub kernel: String,
     /// Load average over one minute when the run began.
     pub load_1min: Option<f64>,
-    /// Commit of the sources, with a plus sign if they were changed since.
+    /// Commit of the sources; if they were changed since, with a plus sign and a hash of that.
     pub commit: Option<String>,
 }
 
@@ -241,14 +243,41 @@ fn commit() -> Option<String> {
             .success()
             .then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
+    // Pages and stored results are no sources.
+    const SOURCES: [&str; 4] = [
+        "--",
+        ":(top)",
+        ":(top,exclude)crates/bench/results.json",
+        ":(top,exclude,glob)**/*.md",
+    ];
+    let of_sources = |command: &[&str]| git(&[command, &SOURCES].concat());
     let hash = git(&["rev-parse", "--short=12", "HEAD"])?;
-    let changed = git(&["status", "--porcelain"])?;
-    Some(if changed.is_empty() { hash } else { hash + "+" })
+    let files = of_sources(&["status", "--porcelain"])?;
+    Some(changed(hash, &(files + &of_sources(&["diff", "HEAD"])?)))
+}
+
+/// The name of sources that differ from a commit by these changes.
+fn changed(commit: String, changes: &str) -> String {
+    if changes.is_empty() {
+        return commit;
+    }
+    let mut hasher = DefaultHasher::new();
+    changes.hash(&mut hasher);
+    format!("{commit}+{:04x}", hasher.finish() as u16)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn changed_sources_are_named_by_their_changes() {
+        let name = |changes| changed("abc".to_owned(), changes);
+        assert_eq!(name(""), "abc");
+        assert!(name("one").starts_with("abc+"));
+        assert_eq!(name("one"), name("one"));
+        assert_ne!(name("one"), name("other"));
+    }
 
     #[test]
     fn a_machine_has_a_core_and_a_thread_is_on_one() {

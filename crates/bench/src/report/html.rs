@@ -59,8 +59,8 @@ fn write_page(out: &mut String, sections: &[Section]) -> core::fmt::Result {
         writeln!(
             out,
             "<p class='note'>{}, {} cores, {}, Linux {}, commit {}. Ours agrees with a published number \
-             if both its quartiles are within a quarter of it; a curve without numbers has a \
-             direction alone.</p>",
+             if both quartiles of five pairs are within a quarter of it, and a ratio's gain within \
+             half and twice the published one; a curve without numbers has a direction alone.</p>",
             escaped(&m.cpu),
             m.cores,
             escaped(&m.caches.join(" ")),
