@@ -147,11 +147,12 @@ pub fn resident(id: &str) -> Outcome<u64> {
     Ok(kilo.ok_or("no resident memory")?.trim().parse::<u64>()? << 10)
 }
 
+/// `USER_HZ`, on every architecture with a `/proc` (proc(5)).
+pub const TICK_NANOS: u64 = 10_000_000;
+
 /// The work of all cores since the machine began, as `/proc/stat` has it: without waiting and what
 /// a host took away.
 pub fn machine_nanos() -> u64 {
-    /// `USER_HZ`, on every architecture with a `/proc` (proc(5)).
-    const TICK_NANOS: u64 = 10_000_000;
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let words = text.lines().next().unwrap_or_default().split_whitespace();
     let ticks: Vec<u64> = words.skip(1).map_while(|word| word.parse().ok()).collect();

@@ -252,6 +252,17 @@ impl Run {
         self.keep(false).map(drop)
     }
 
+    /// Keeps a table in the report that is not complete yet: an interrupted run has its samples.
+    ///
+    /// # Errors
+    /// If its figures have no JSON.
+    pub fn keep_begun(&mut self, table: &Table) -> Result<(), String> {
+        self.result.tables.push(table.clone());
+        let kept = self.keep(false);
+        self.result.tables.pop();
+        kept.map(drop)
+    }
+
     /// Prints the last tables, the comparison with published figures, and the path of the report.
     ///
     /// # Errors

@@ -188,6 +188,10 @@ mod tests {
         ("wrk", "`wrk`, 100 connections (Linux: nginx)"),
         ("wrk-1000", "`wrk`, 1000 connections (Linux: nginx)"),
         (
+            "connects",
+            "`wrk`, a connection for each request (Linux: nginx)",
+        ),
+        (
             "http_server",
             "`wrk`, 1000 connections, `http_server` (Linux: nginx)",
         ),
