@@ -21,7 +21,8 @@ use dominoes_netstack::{
 use dominoes_testkit::app::Traffic;
 use dominoes_testkit::hand::{self, Scripted, Shape};
 use dominoes_testkit::link::{Faults, ImpairedLink, LinkConfig};
-use dominoes_testkit::packet::{self, ACK, FIN, PSH, RST, SYN, TO_STACK};
+use dominoes_testkit::packet::{self, ACK, SYN, Segment, TO_STACK};
+use dominoes_testkit::peer::Peer;
 use dominoes_testkit::rng::Cases;
 
 use crate::support::Memory;
@@ -47,55 +48,15 @@ fn jump(host: &mut Scripted, most: Duration) -> Vec<Vec<u8>> {
     host.turn()
 }
 
+/// The first segment of a connection that the peer opens.
+fn syn() -> Vec<u8> {
+    Peer::new(TO_STACK, (4000, PORT), 900).says(SYN, &[])
+}
+
 /// An IPv4 packet from the peer to us; `fragment` is its word of flags and offset.
 fn packet(protocol: u8, fragment: u16, payload: &[u8]) -> Vec<u8> {
     let place = (usize::from(fragment & 0x1fff) * 8, fragment & 0x2000 != 0);
     packet::fragment(TO_STACK, protocol, 9, place, payload)
-}
-
-/// The fields of a segment that these tests use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Segment {
-    /// Port of the peer.
-    port: u16,
-    seq: u32,
-    ack: u32,
-    flags: u8,
-    payload: Vec<u8>,
-}
-
-impl Segment {
-    fn new(port: u16, seq: u32, ack: u32, flags: u8, payload: &[u8]) -> Segment {
-        Segment {
-            port,
-            seq,
-            ack,
-            flags,
-            payload: payload.to_vec(),
-        }
-    }
-
-    /// The frame with this segment from the peer to our port `to`.
-    fn frame(&self, to: u16) -> Vec<u8> {
-        let segment = packet::Segment {
-            src_port: self.port,
-            dst_port: to,
-            seq: self.seq,
-            ack: self.ack,
-            flags: self.flags,
-            wnd: u16::MAX,
-            payload: self.payload.clone(),
-            ..packet::Segment::default()
-        };
-        segment.frame(TO_STACK)
-    }
-
-    /// Our port and the segment in a frame of ours; `None` without a TCP segment.
-    fn sent(frame: &[u8]) -> Option<(u16, Segment)> {
-        let sent = packet::Segment::read(frame)?;
-        let segment = Segment::new(sent.dst_port, sent.seq, sent.ack, sent.flags, &sent.payload);
-        Some((sent.src_port, segment))
-    }
 }
 
 type Call = Box<dyn FnOnce() + Send>;
@@ -171,14 +132,13 @@ fn a_listener_accepts_a_syn_that_came_after_it_however_late_it_began() {
 
         let (sockets, listener) = (host.sockets(), Arc::new(Mutex::new(None)));
         let begun = Arc::clone(&listener);
-        let syn = Segment::new(4000, 900, 0, SYN, &[]).frame(PORT);
         host.script.push(packet::arp_reply(TO_STACK));
-        host.script.push(syn);
+        host.script.push(syn());
         let listen = move || *begun.lock().unwrap() = Some(sockets.listen(PORT, 4));
         *call.lock().unwrap() = Some(Box::new(listen));
         let sent = host.turn();
-        let answers = sent.iter().filter_map(|frame| Segment::sent(frame));
-        let flags: Vec<_> = answers.map(|(_, segment)| segment.flags).collect();
+        let answers = sent.iter().filter_map(|frame| Segment::read(frame));
+        let flags: Vec<_> = answers.map(|segment| segment.flags).collect();
         assert_eq!(flags, [SYN | ACK], "{variant}");
         assert!(matches!(*listener.lock().unwrap(), Some(Ok(_))));
     }
@@ -203,10 +163,11 @@ fn a_connect_whose_first_arp_answer_is_lost_opens_though_only_deadlines_are_told
         assert_eq!(again, Some(PEER), "{variant}: the request is sent again");
         host.script.push(packet::arp_reply(TO_STACK));
         let sent = host.turn();
-        let (ours, syn) = sent.iter().find_map(|frame| Segment::sent(frame)).unwrap();
+        let syn = sent.iter().find_map(|frame| Segment::read(frame)).unwrap();
         assert_eq!(syn.flags & SYN, SYN);
-        let answer = Segment::new(PORT, 900, syn.seq.wrapping_add(1), SYN | ACK, &[]);
-        host.script.push(answer.frame(ours));
+        let mut peer = Peer::new(TO_STACK, (PORT, syn.src_port), 900);
+        peer.ack = syn.seq.wrapping_add(1);
+        host.script.push(peer.says(SYN | ACK, &[]));
         host.turn();
         assert!(connecting.try_finish().unwrap().is_some(), "{variant}");
     }
@@ -301,64 +262,6 @@ fn a_datagram_that_stays_incomplete_is_given_up_by_its_deadline() {
         host.turn();
         assert!(jump(&mut host, Duration::from_secs(1)).is_empty());
         assert_eq!(host.next_deadline(), Instant::NEVER, "{variant}");
-    }
-}
-
-/// RFC 9293 section 3.10.7.1, CLOSED: which reset answers a segment; `None`: a reset is not
-/// answered.
-fn reset_for(segment: &Segment) -> Option<Segment> {
-    let &Segment {
-        port,
-        seq,
-        ack,
-        flags,
-        ..
-    } = segment;
-    if flags & RST != 0 {
-        None
-    } else if flags & ACK != 0 {
-        Some(Segment::new(port, ack, 0, RST, &[]))
-    } else {
-        let controls = [SYN, FIN].map(|control| u32::from(flags & control != 0));
-        let len = segment.payload.len() as u32 + controls.iter().sum::<u32>();
-        Some(Segment::new(port, 0, seq.wrapping_add(len), RST | ACK, &[]))
-    }
-}
-
-#[test]
-fn a_stack_that_knows_nothing_of_a_connection_resets_its_segments() {
-    let text = b"in the middle of a stream";
-    for variant in Variant::ALL {
-        let mut host = new_host(variant, US);
-        let _listener = host.sockets().listen(PORT, 4).unwrap();
-        host.script.push(packet::arp_reply(TO_STACK));
-        host.turn();
-        let all_flags = [
-            ACK,
-            ACK | PSH,
-            ACK | FIN,
-            SYN | ACK,
-            PSH,
-            FIN,
-            RST,
-            RST | ACK,
-        ];
-        for flags in all_flags {
-            for seq in [5_000, u32::MAX - 3] {
-                let segment = Segment::new(4000, seq, 77_000, flags, text);
-                // A closed port resets every segment; a listener resets segments with an ACK
-                // (section 3.10.7.2).
-                for to in [9, PORT] {
-                    host.script.push(segment.frame(to));
-                    let sent = host.turn();
-                    let sent: Vec<_> = sent.iter().filter_map(|f| Segment::sent(f)).collect();
-                    let listens = to == PORT && flags & ACK == 0;
-                    let expected = reset_for(&segment).filter(|_| !listens);
-                    let expected: Vec<_> = expected.into_iter().map(|seg| (to, seg)).collect();
-                    assert_eq!(sent, expected, "{variant}: {segment:?} to port {to}");
-                }
-            }
-        }
     }
 }
 
@@ -635,7 +538,7 @@ fn a_recorded_stack_is_replayed_by_hand() {
     let (device, script) = scripted_with(MemoryConfig::default());
     let mut stack = builder().record(recorder).by_hand(device).unwrap();
     let _listener = stack.sockets().listen(PORT, 4).unwrap();
-    script.push(Segment::new(4000, 900, 0, SYN, &[]).frame(PORT));
+    script.push(syn());
     for millis in 1..100 {
         stack.turn(Instant::from_millis(millis));
     }

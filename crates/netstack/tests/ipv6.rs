@@ -582,16 +582,6 @@ const NEAR: Path = Path {
     ..PATH
 };
 
-/// From a router to all nodes.
-fn router_path() -> Path {
-    Path {
-        from: ROUTER,
-        to: ALL_NODES,
-        to_mac: group_mac(ALL_NODES),
-        ..NEAR
-    }
-}
-
 /// The addresses that these frames ask for, and the link-layer addresses that they are sent to.
 fn asked(frames: &[Vec<u8>]) -> Vec<(Ipv6Addr, Mac)> {
     let packets = frames.iter().filter_map(|frame| Packet::read(frame));
@@ -649,11 +639,11 @@ fn who_answers_no_question_but_is_needed_is_asked_five_seconds_later() {
         // Likewise for a router.
         let heeds_routers = Ipv6Config::default().duplicate_probes(0);
         let mut host = Host::with(variant, heeds_routers.address(US, 64));
-        host.receive(router_path(), ICMPV6, &router_says[0]);
+        host.receive(FROM_ROUTER, ICMPV6, &router_says[0]);
         let mut socket = host.sockets().bind_udp(0).unwrap();
         socket.try_send_to(b"x", (FAR, PORT).into()).unwrap();
         assert_eq!(asked(&host.turn()), [(ROUTER, by_group(ROUTER))]);
-        let sent = host.receive(router_path(), ICMPV6, &router_says[1]);
+        let sent = host.receive(FROM_ROUTER, ICMPV6, &router_says[1]);
         assert_eq!(only(&sent).next, UDP);
         assert!(asked(&host.pass(Duration::from_millis(4_900))).is_empty());
         let sent = host.pass(Duration::from_millis(200));
@@ -676,7 +666,7 @@ fn who_answers_no_question_but_is_needed_is_asked_five_seconds_later() {
 fn what_neighbours_say_in_fragments_is_ignored() {
     let asks = message(135, 0, US, Some((1, PEER_MAC)));
     let says = message(136, 0x60, PEER, Some((2, PEER_MAC)));
-    let [from_peer, from_router] = [NEAR, router_path()];
+    let [from_peer, from_router] = [NEAR, FROM_ROUTER];
     let messages = [
         (from_peer, asks),
         (from_peer, says),

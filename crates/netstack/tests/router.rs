@@ -15,6 +15,7 @@ use dominoes_testkit::packet::{
 use proptest::prelude::*;
 
 use crate::support::Ends;
+use Becomes::{Cut, Dropped, Echoed, Error, Forwarded, Redirected};
 
 /// The interfaces: address and MTU.
 const PORTS: [(Address, usize); 3] = [
@@ -49,20 +50,23 @@ fn route(network: Address, prefix: u8, via: Address) -> Route {
     }
 }
 
-fn device(index: usize) -> (ManualDevice, Script) {
+fn device(index: usize, tso: usize) -> (ManualDevice, Script) {
     let (address, mtu) = PORTS[index];
-    let config = MemoryConfig::default()
-        .mtu(mtu)
-        .macs(mac_of(address), [0; 6]);
-    memory::scripted_with(config)
+    let config = MemoryConfig::default().mtu(mtu).tso4_max_bytes(tso);
+    memory::scripted_with(config.macs(mac_of(address), [0; 6]))
 }
 
 impl Fixture {
     fn new(build: impl FnOnce(RouterBuilder) -> RouterBuilder) -> Fixture {
+        Fixture::over(0, build)
+    }
+
+    /// With devices that divide frames of up to `tso` bytes.
+    fn over(tso: usize, build: impl FnOnce(RouterBuilder) -> RouterBuilder) -> Fixture {
         let mut builder = Router::builder().secret([1, 2]);
         let mut scripts = Vec::new();
         for (index, (address, _)) in PORTS.iter().enumerate() {
-            let (device, script) = device(index);
+            let (device, script) = device(index, tso);
             let [a, b, c, d] = address;
             builder = builder.interface(&format!("{a}.{b}.{c}.{d}/24"), device);
             scripts.push(script);
@@ -146,6 +150,28 @@ fn changed(to: Address, len: usize, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8
     frame
 }
 
+/// A datagram of which a part is wrong.
+fn spoiled(spoil: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut frame = datagram(NEAR, 8);
+    spoil(&mut frame);
+    frame
+}
+
+/// A frame with the padding of its link.
+fn padded(mut frame: Vec<u8>) -> Vec<u8> {
+    frame.resize(60, 0xee);
+    frame
+}
+
+/// A fragment with this time to live.
+fn piece(ttl: u8, place: (usize, bool), payload: &[u8]) -> Vec<u8> {
+    let path = Path::new(HOST, NEAR).to_mac(mac_of(PORTS[0].0));
+    let mut frame = packet::fragment(path, UDP, 9, place, payload);
+    frame[22] = ttl;
+    finish(&mut frame, Right::NETWORK);
+    frame
+}
+
 /// A datagram with options in its header.
 fn with_options(to: Address, options: &[u8]) -> Vec<u8> {
     changed(to, 8, |frame| {
@@ -170,327 +196,78 @@ const DONT_FRAGMENT: u8 = 0x40;
 /// A rule, its section, a packet, and its treatment.
 type Rule = (&'static str, &'static str, fn() -> Vec<u8>, Becomes);
 
-const RULES: &[Rule] = &[
-    (
-        "a neighbour on another link",
-        "RFC 1812 5.2.1.2",
-        || datagram(NEAR, 18),
-        Becomes::Forwarded(1, NEAR),
-    ),
-    (
-        "behind a gateway",
-        "RFC 1812 5.2.4.3",
-        || datagram([192, 0, 2, 1], 18),
-        Becomes::Forwarded(1, [10, 0, 2, 9]),
-    ),
-    (
-        "the longest prefix",
-        "RFC 1812 5.2.4.3",
-        || datagram([192, 0, 2, 200], 18),
-        Becomes::Forwarded(2, NARROW),
-    ),
-    (
-        "the longest packet",
-        "RFC 1812 4.2.2.7",
-        || datagram(NEAR, 1472),
-        Becomes::Forwarded(1, NEAR),
-    ),
-    (
-        "options pass",
-        "RFC 1812 5.2.2",
-        || with_options(NEAR, &[1, 7, 3, 4]),
-        Becomes::Forwarded(1, NEAR),
-    ),
-    (
-        "padding of the link is cut off",
-        "RFC 894",
-        || {
-            let mut f = datagram(NEAR, 2);
-            f.resize(60, 0xee);
-            f
-        },
-        Becomes::Forwarded(1, NEAR),
-    ),
-    (
-        "fragments pass",
-        "RFC 1812 5.2.6",
-        || {
-            packet::fragment(
-                Path::new(HOST, NEAR).to_mac(mac_of(PORTS[0].0)),
-                UDP,
-                9,
-                (800, true),
-                &[1; 800],
-            )
-        },
-        Becomes::Forwarded(1, NEAR),
-    ),
-    (
-        "no route",
-        "RFC 1812 5.2.7.1",
-        || datagram([203, 0, 113, 1], 18),
-        Becomes::Error([3, 0], [0; 4]),
-    ),
-    (
-        "time to live of 1",
-        "RFC 1812 5.3.1",
-        || changed(NEAR, 18, |f| f[22] = 1),
-        Becomes::Error([11, 0], [0; 4]),
-    ),
-    (
-        "time to live of 0",
-        "RFC 1812 5.3.1",
-        || changed(NEAR, 18, |f| f[22] = 0),
-        Becomes::Error([11, 0], [0; 4]),
-    ),
-    (
-        "time to live of 2",
-        "RFC 1812 5.3.1",
-        || changed(NEAR, 18, |f| f[22] = 2),
-        Becomes::Forwarded(1, NEAR),
-    ),
-    (
-        "too long, and not to be cut",
-        "RFC 1191 4",
-        || changed(NARROW, 1472, |f| f[20] = DONT_FRAGMENT),
-        Becomes::Error([3, 4], [0, 0, 5, 0]),
-    ),
-    (
-        "too long",
-        "RFC 791 3.2",
-        || datagram(NARROW, 1472),
-        Becomes::Cut(2, 2),
-    ),
-    (
-        "nearly too long",
-        "RFC 791 3.2",
-        || datagram(NARROW, 1252),
-        Becomes::Forwarded(2, NARROW),
-    ),
-    (
-        "a nearer router",
-        "RFC 1812 5.2.7.2",
-        || datagram([198, 51, 100, 7], 18),
-        Becomes::Redirected([10, 0, 1, 9]),
-    ),
-    (
-        "an echo request to the interface",
-        "RFC 1812 4.3.3.6",
-        || echo([10, 0, 1, 254], 56),
-        Becomes::Echoed,
-    ),
-    (
-        "an echo request to another interface",
-        "RFC 1812 4.3.3.6",
-        || echo([10, 0, 3, 254], 56),
-        Becomes::Echoed,
-    ),
-    (
-        "a port of the router",
-        "RFC 1122 4.1.3.1",
-        || datagram([10, 0, 2, 254], 18),
-        Becomes::Error([3, 3], [0; 4]),
-    ),
-    (
-        "a protocol of the router",
-        "RFC 1122 3.2.2.1",
-        || changed([10, 0, 2, 254], 18, |f| f[23] = 99),
-        Becomes::Error([3, 2], [0; 4]),
-    ),
-    (
-        "from this host",
-        "RFC 1812 5.3.7",
-        || from([127, 0, 0, 1]),
-        Becomes::Dropped("martians"),
-    ),
-    (
-        "from this network",
-        "RFC 1812 5.3.7",
-        || from([0, 1, 2, 3]),
-        Becomes::Dropped("martians"),
-    ),
-    (
-        "from a group",
-        "RFC 1812 5.3.7",
-        || from([224, 0, 0, 1]),
-        Becomes::Dropped("martians"),
-    ),
-    (
-        "from all hosts",
-        "RFC 1812 5.3.7",
-        || from([255; 4]),
-        Becomes::Dropped("martians"),
-    ),
-    (
-        "from all hosts of the link",
-        "RFC 1812 5.3.7",
-        || from([10, 0, 1, 255]),
-        Becomes::Dropped("martians"),
-    ),
-    (
-        "from all hosts of another link",
-        "RFC 1812 5.3.7",
-        || from([10, 0, 2, 255]),
-        Becomes::Dropped("martians"),
-    ),
-    (
-        "from the interface itself",
-        "RFC 1812 5.3.7",
-        || from([10, 0, 1, 254]),
-        Becomes::Dropped("martians"),
-    ),
-    (
-        "from another interface",
-        "RFC 1812 5.3.7",
-        || from([10, 0, 2, 254]),
-        Becomes::Dropped("martians"),
-    ),
-    (
-        "to this host",
-        "RFC 1812 5.3.7",
-        || datagram([127, 0, 0, 1], 8),
-        Becomes::Dropped("martians"),
-    ),
-    (
-        "to this network",
-        "RFC 1812 5.3.7",
-        || datagram([0, 0, 0, 9], 8),
-        Becomes::Dropped("martians"),
-    ),
-    (
-        "to what is not in use",
-        "RFC 1812 5.3.7",
-        || datagram([250, 0, 0, 9], 8),
-        Becomes::Dropped("martians"),
-    ),
-    (
-        "to all hosts",
-        "RFC 1812 5.3.5.1",
-        || datagram([255; 4], 8),
-        Becomes::Dropped("not_forwarded"),
-    ),
-    (
-        "to all hosts of another link",
-        "RFC 2644",
-        || datagram([10, 0, 2, 255], 8),
-        Becomes::Dropped("not_forwarded"),
-    ),
-    (
-        "to a group",
-        "RFC 1812 5.2.1.3",
-        || datagram([224, 0, 0, 9], 8),
-        Becomes::Dropped("not_forwarded"),
-    ),
-    (
-        "link-local source",
-        "RFC 3927 7",
-        || from([169, 254, 1, 1]),
-        Becomes::Dropped("not_forwarded"),
-    ),
-    (
-        "link-local destination",
-        "RFC 3927 7",
-        || datagram([169, 254, 1, 1], 8),
-        Becomes::Dropped("not_forwarded"),
-    ),
-    (
-        "one host in a frame to all",
-        "RFC 1812 5.3.4",
-        || {
-            let mut f = datagram(NEAR, 8);
-            f[..6].copy_from_slice(&EVERY_MAC);
-            f
-        },
-        Becomes::Dropped("not_forwarded"),
-    ),
-    (
-        "for another station",
-        "RFC 1812 3.3.3",
-        || {
-            let mut f = datagram(NEAR, 8);
-            f[5] ^= 1;
-            f
-        },
-        Becomes::Dropped("not_ours"),
-    ),
-    (
-        "a wrong checksum",
-        "RFC 1812 5.2.2",
-        || {
-            let mut f = datagram(NEAR, 8);
-            f[24] ^= 1;
-            f
-        },
-        Becomes::Dropped("malformed"),
-    ),
-    (
-        "another version",
-        "RFC 1812 5.2.2",
-        || changed(NEAR, 8, |f| f[14] = 0x55),
-        Becomes::Dropped("malformed"),
-    ),
-    (
-        "a header that is too short",
-        "RFC 1812 5.2.2",
-        || {
-            let mut f = datagram(NEAR, 8);
-            f[14] = 0x44;
-            f
-        },
-        Becomes::Dropped("malformed"),
-    ),
-    (
-        "longer than its frame",
-        "RFC 1812 5.2.2",
-        || {
-            let mut f = datagram(NEAR, 8);
-            f.truncate(40);
-            f
-        },
-        Becomes::Dropped("malformed"),
-    ),
-    (
-        "an option without an end",
-        "RFC 791 3.1",
-        || with_options(NEAR, &[7, 40, 4, 0]),
-        Becomes::Dropped("malformed"),
-    ),
-    (
-        "a loose source route",
-        "RFC 7126 4.3",
-        || with_options(NEAR, &[131, 7, 4, 10, 0, 2, 1, 0]),
-        Becomes::Dropped("source_routed"),
-    ),
-    (
-        "a strict source route",
-        "RFC 7126 4.4",
-        || with_options(NEAR, &[1, 137, 7, 4, 10, 0, 2, 1]),
-        Becomes::Dropped("source_routed"),
-    ),
-    (
-        "an error that expires",
-        "RFC 1812 4.3.2.7",
-        || expiring_error(),
-        Becomes::Dropped("expired"),
-    ),
-    (
-        "a later fragment that expires",
-        "RFC 1812 4.3.2.7",
-        || {
-            let mut f = packet::fragment(
-                Path::new(HOST, NEAR).to_mac(mac_of(PORTS[0].0)),
-                UDP,
-                9,
-                (800, false),
-                &[1; 8],
-            );
-            f[22] = 1;
-            finish(&mut f, Right::NETWORK);
-            f
-        },
-        Becomes::Dropped("expired"),
-    ),
-];
+/// A rule in a line.
+macro_rules! rules {
+    ($($what:literal, $section:literal: $packet:expr => $becomes:expr;)*) => {
+        &[$(($what, $section, || $packet, $becomes)),*]
+    };
+}
+
+const RULES: &[Rule] = rules! {
+    "a neighbour on another link", "RFC 1812 5.2.1.2": datagram(NEAR, 18) => Forwarded(1, NEAR);
+    "behind a gateway", "RFC 1812 5.2.4.3":
+        datagram([192, 0, 2, 1], 18) => Forwarded(1, [10, 0, 2, 9]);
+    "the longest prefix", "RFC 1812 5.2.4.3":
+        datagram([192, 0, 2, 200], 18) => Forwarded(2, NARROW);
+    "the longest packet", "RFC 1812 4.2.2.7": datagram(NEAR, 1472) => Forwarded(1, NEAR);
+    "options pass", "RFC 1812 5.2.2": with_options(NEAR, &[1, 7, 3, 4]) => Forwarded(1, NEAR);
+    "padding of the link is cut off", "RFC 894": padded(datagram(NEAR, 2)) => Forwarded(1, NEAR);
+    "fragments pass", "RFC 1812 5.2.6": piece(64, (800, true), &[1; 800]) => Forwarded(1, NEAR);
+    "no route", "RFC 1812 5.2.7.1": datagram([203, 0, 113, 1], 18) => Error([3, 0], [0; 4]);
+    "time to live of 1", "RFC 1812 5.3.1":
+        changed(NEAR, 18, |f| f[22] = 1) => Error([11, 0], [0; 4]);
+    "time to live of 0", "RFC 1812 5.3.1":
+        changed(NEAR, 18, |f| f[22] = 0) => Error([11, 0], [0; 4]);
+    "time to live of 2", "RFC 1812 5.3.1": changed(NEAR, 18, |f| f[22] = 2) => Forwarded(1, NEAR);
+    "too long, and not to be cut", "RFC 1191 4":
+        changed(NARROW, 1472, |f| f[20] = DONT_FRAGMENT) => Error([3, 4], [0, 0, 5, 0]);
+    "too long", "RFC 791 3.2": datagram(NARROW, 1472) => Cut(2, 2);
+    "nearly too long", "RFC 791 3.2": datagram(NARROW, 1252) => Forwarded(2, NARROW);
+    "a nearer router", "RFC 1812 5.2.7.2":
+        datagram([198, 51, 100, 7], 18) => Redirected([10, 0, 1, 9]);
+    "an echo request to the interface", "RFC 1812 4.3.3.6": echo([10, 0, 1, 254], 56) => Echoed;
+    "an echo request to another interface", "RFC 1812 4.3.3.6": echo([10, 0, 3, 254], 56) => Echoed;
+    "a port of the router", "RFC 1122 4.1.3.1":
+        datagram([10, 0, 2, 254], 18) => Error([3, 3], [0; 4]);
+    "a protocol of the router", "RFC 1122 3.2.2.1":
+        changed([10, 0, 2, 254], 18, |f| f[23] = 99) => Error([3, 2], [0; 4]);
+    "from this host", "RFC 1812 5.3.7": from([127, 0, 0, 1]) => Dropped("martians");
+    "from this network", "RFC 1812 5.3.7": from([0, 1, 2, 3]) => Dropped("martians");
+    "from a group", "RFC 1812 5.3.7": from([224, 0, 0, 1]) => Dropped("martians");
+    "from all hosts", "RFC 1812 5.3.7": from([255; 4]) => Dropped("martians");
+    "from all hosts of the link", "RFC 1812 5.3.7": from([10, 0, 1, 255]) => Dropped("martians");
+    "from all hosts of another link", "RFC 1812 5.3.7":
+        from([10, 0, 2, 255]) => Dropped("martians");
+    "from the interface itself", "RFC 1812 5.3.7": from([10, 0, 1, 254]) => Dropped("martians");
+    "from another interface", "RFC 1812 5.3.7": from([10, 0, 2, 254]) => Dropped("martians");
+    "to this host", "RFC 1812 5.3.7": datagram([127, 0, 0, 1], 8) => Dropped("martians");
+    "to this network", "RFC 1812 5.3.7": datagram([0, 0, 0, 9], 8) => Dropped("martians");
+    "to what is not in use", "RFC 1812 5.3.7": datagram([250, 0, 0, 9], 8) => Dropped("martians");
+    "to all hosts", "RFC 1812 5.3.5.1": datagram([255; 4], 8) => Dropped("not_forwarded");
+    "to all hosts of another link", "RFC 2644":
+        datagram([10, 0, 2, 255], 8) => Dropped("not_forwarded");
+    "to a group", "RFC 1812 5.2.1.3": datagram([224, 0, 0, 9], 8) => Dropped("not_forwarded");
+    "link-local source", "RFC 3927 7": from([169, 254, 1, 1]) => Dropped("not_forwarded");
+    "link-local destination", "RFC 3927 7":
+        datagram([169, 254, 1, 1], 8) => Dropped("not_forwarded");
+    "one host in a frame to all", "RFC 1812 5.3.4":
+        spoiled(|f| f[..6].copy_from_slice(&EVERY_MAC)) => Dropped("not_forwarded");
+    "for another station", "RFC 1812 3.3.3": spoiled(|f| f[5] ^= 1) => Dropped("not_ours");
+    "a wrong checksum", "RFC 1812 5.2.2": spoiled(|f| f[24] ^= 1) => Dropped("malformed");
+    "another version", "RFC 1812 5.2.2": changed(NEAR, 8, |f| f[14] = 0x55) => Dropped("malformed");
+    "a header that is too short", "RFC 1812 5.2.2":
+        spoiled(|f| f[14] = 0x44) => Dropped("malformed");
+    "longer than its frame", "RFC 1812 5.2.2": spoiled(|f| f.truncate(40)) => Dropped("malformed");
+    "an option without an end", "RFC 791 3.1":
+        with_options(NEAR, &[7, 40, 4, 0]) => Dropped("malformed");
+    "a loose source route", "RFC 7126 4.3":
+        with_options(NEAR, &[131, 7, 4, 10, 0, 2, 1, 0]) => Dropped("source_routed");
+    "a strict source route", "RFC 7126 4.4":
+        with_options(NEAR, &[1, 137, 7, 4, 10, 0, 2, 1]) => Dropped("source_routed");
+    "an error that expires", "RFC 1812 4.3.2.7": expiring_error() => Dropped("expired");
+    "a later fragment that expires", "RFC 1812 4.3.2.7":
+        piece(1, (800, false), &[1; 8]) => Dropped("expired");
+};
 
 /// An ICMP error about a datagram of another host, with a time to live of 1.
 fn expiring_error() -> Vec<u8> {
@@ -554,27 +331,27 @@ fn every_rule_of_forwarding() {
             assert_eq!(counts, expected, "frames that leave");
         };
         match *becomes {
-            Becomes::Forwarded(port, hop) => {
+            Forwarded(port, hop) => {
                 only(port, 1);
                 check_forwarded(&sent, &left[port][0], port, hop);
             }
-            Becomes::Cut(port, pieces) => {
+            Cut(port, pieces) => {
                 only(port, pieces);
                 let mut whole = left[port][0][..LOWER].to_vec();
                 whole.extend(packet::reassemble(&left[port]));
                 assert_eq!(whole[LOWER..], sent[LOWER..]);
                 assert_eq!(whole[22], sent[22] - 1);
             }
-            Becomes::Error(numbers, head) => {
+            Error(numbers, head) => {
                 only(0, 1);
                 check_error(&sent, &left[0][0], numbers, head);
             }
-            Becomes::Redirected(hop) => {
+            Redirected(hop) => {
                 only(0, 2);
                 check_error(&sent, &left[0][0], [5, 1], hop);
                 check_forwarded(&sent, &left[0][1], 0, hop);
             }
-            Becomes::Echoed => {
+            Echoed => {
                 only(0, 1);
                 let reply = &left[0][0];
                 assert_eq!(reply[LOWER..LOWER + 2], [0, 0]);
@@ -585,7 +362,7 @@ fn every_rule_of_forwarding() {
                 assert_eq!(packet::sum(&reply[LOWER..]), 0xffff);
                 assert_eq!(reply[LOWER + 4..], sent[LOWER + 4..]);
             }
-            Becomes::Dropped(counter) => {
+            Dropped(counter) => {
                 assert_eq!(counts, [0; PORTS.len()], "nothing leaves");
                 let count = |stats: &RouterStats| {
                     let found = stats.named().find(|(name, _)| *name == counter);
@@ -697,7 +474,7 @@ fn errors_about_a_host_do_not_use_up_reports_that_its_packets_are_too_long() {
 
 #[test]
 fn the_router_announces_and_defends_its_addresses_and_answers_for_no_other() {
-    let (device, script) = device(0);
+    let (device, script) = device(0, 0);
     let builder = Router::builder()
         .secret([1, 2])
         .interface("10.0.1.254/24", device);
@@ -723,13 +500,6 @@ fn the_router_announces_and_defends_its_addresses_and_answers_for_no_other() {
 
 #[test]
 fn merged_and_unfinished_frames_leave_as_the_next_device_can_send_them() {
-    let offload = |index: usize, tso: usize| {
-        let (address, mtu) = PORTS[index];
-        let config = MemoryConfig::default()
-            .mtu(mtu)
-            .macs(mac_of(address), [0; 6]);
-        memory::scripted_with(config.tso4_max_bytes(tso))
-    };
     // The router completes a partial checksum if the next device cannot.
     let mut fixture = Fixture::new(|builder| builder);
     let sent = datagram(NEAR, 100);
@@ -744,26 +514,7 @@ fn merged_and_unfinished_frames_leave_as_the_next_device_can_send_them() {
     check_forwarded(&sent, &fixture.left()[1][0], 1, NEAR);
 
     // Merged segments stay merged if each fits the next link.
-    let mut builder = Router::builder().secret([1, 2]);
-    let mut scripts = Vec::new();
-    for (index, text) in ["10.0.1.254/24", "10.0.2.254/24", "10.0.3.254/24"]
-        .iter()
-        .enumerate()
-    {
-        let (device, script) = offload(index, 65_549);
-        builder = builder.interface(text, device);
-        scripts.push(script);
-    }
-    let router = builder.build().expect("a router");
-    let mut fixture = Fixture {
-        router,
-        scripts,
-        now: Instant::from_millis(1),
-    };
-    for (port, address) in NEIGHBORS {
-        fixture.scripts[port].push(packet::arp_request(Path::new(address, PORTS[port].0)));
-    }
-    fixture.left();
+    let mut fixture = Fixture::over(65_549, |builder| builder);
     // They also stay merged while they wait for a neighbour to be resolved.
     let unknown = [10, 0, 2, 77];
     for (to, port, fits) in [(NEAR, 1, true), (NARROW, 2, false), (unknown, 1, true)] {
@@ -814,7 +565,7 @@ fn a_router_that_cannot_be_is_refused() {
     let build = |addresses: &[&str], via: Option<Address>| {
         let mut builder = Router::builder().secret([1, 2]);
         for (index, address) in addresses.iter().enumerate() {
-            builder = builder.interface(address, device(index).0);
+            builder = builder.interface(address, device(index, 0).0);
         }
         if let Some(via) = via {
             builder = builder.route(route([192, 0, 2, 0], 24, via));
@@ -850,7 +601,7 @@ fn a_router_that_cannot_be_is_refused() {
     for (network, via) in [("fd00::", "10.0.1.1"), ("192.0.2.0", "fd00::1")] {
         let mut over = route([0; 4], 24, [0; 4]);
         (over.network, over.via) = (network.parse().unwrap(), via.parse().unwrap());
-        let builder = Router::builder().interface("10.0.1.254/24", device(0).0);
+        let builder = Router::builder().interface("10.0.1.254/24", device(0, 0).0);
         let refused = builder.route(over).build().map(drop);
         let is_refused = matches!(refused, Err(StackError::Config(_)));
         assert!(is_refused, "{network} by {via}");

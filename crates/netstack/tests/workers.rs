@@ -29,10 +29,11 @@ fn group(layout: Layout) -> (ReplicatedGroup, Script) {
     )
 }
 
-/// The workers of a group, each driven by itself.
-fn workers(replicas: usize, tuning: GroupTuning) -> (Vec<ReplicatedWorker>, Script) {
-    let (group, script) = group(Layout::default().replicas(replicas).tuning(tuning));
-    (group.into_workers(), script)
+/// The two workers of a group, each driven by itself.
+fn workers(tuning: GroupTuning) -> ([ReplicatedWorker; 2], Script) {
+    let (group, script) = group(Layout::default().replicas(2).tuning(tuning));
+    let workers = group.into_workers().try_into();
+    (workers.expect("two workers"), script)
 }
 
 /// Lets a worker learn the link-layer address of the segments' sender, so that it can answer.
@@ -60,12 +61,9 @@ fn receive(script: &Script, ports: core::ops::Range<u16>, len: usize) {
 
 #[test]
 fn a_turn_prepares_and_applies_all_that_is_published() {
-    let (mut workers, script) = workers(2, GroupTuning::default());
-    let [first, second] = &mut workers[..] else {
-        panic!("two workers");
-    };
-    learn(first, &script);
-    receive(&script, 0..60, 10);
+    let ([first, second], script) = &mut workers(GroupTuning::default());
+    learn(first, script);
+    receive(script, 0..60, 10);
     assert_eq!(first.pump(NOW), Some(60));
     let published = first.lag();
     assert!(published >= 60, "{published}");
@@ -85,13 +83,10 @@ fn a_turn_prepares_and_applies_all_that_is_published() {
 
 #[test]
 fn a_worker_with_enough_to_do_prepares_no_more_and_takes_no_frames() {
-    let (mut workers, script) = workers(2, GroupTuning::default().ahead_bytes(2_000));
-    let [first, second] = &mut workers[..] else {
-        panic!("two workers");
-    };
-    learn(first, &script);
+    let ([first, second], script) = &mut workers(GroupTuning::default().ahead_bytes(2_000));
+    learn(first, script);
     while first.work() + second.work() > 0 {}
-    receive(&script, 0..20, 500);
+    receive(script, 0..20, 500);
     assert_eq!(first.pump(NOW), Some(20));
     first.prepare_ahead();
     assert_eq!(first.stats().effects.prepared, 4);
@@ -101,25 +96,22 @@ fn a_worker_with_enough_to_do_prepares_no_more_and_takes_no_frames() {
         4,
         "nothing was performed since"
     );
-    receive(&script, 20..30, 500);
+    receive(script, 20..30, 500);
     assert_eq!(first.claim(NOW), None);
     assert_eq!(first.pump_in_turn(NOW), 0);
     assert!(second.pump_in_turn(NOW) >= 10, "the other one has time");
 
     // Performing requests makes room for more.
     while first.work() + second.work() > 0 {}
-    receive(&script, 30..40, 500);
+    receive(script, 30..40, 500);
     assert!(first.pump_in_turn(NOW) >= 10);
 }
 
 #[test]
 fn a_worker_claims_two_runs_or_half_a_log_at_a_time_and_no_more_before_they_are_parsed() {
     for (log, most) in [(512, 120), (128, 58), (64, 26)] {
-        let (mut workers, script) = workers(2, GroupTuning::default().log(log));
-        let [first, second] = &mut workers[..] else {
-            panic!("two workers");
-        };
-        receive(&script, 0..250, 10);
+        let ([first, second], script) = &mut workers(GroupTuning::default().log(log));
+        receive(script, 0..250, 10);
         assert_eq!(first.claim(NOW), Some(most), "a log of {log}");
         assert_eq!(first.claim(NOW), None, "one is not parsed");
         assert_eq!(second.claim(NOW), Some(most));
@@ -130,7 +122,7 @@ fn a_worker_claims_two_runs_or_half_a_log_at_a_time_and_no_more_before_they_are_
 
 #[test]
 fn a_batch_of_merged_frames_is_a_quarter_of_a_window() {
-    let (mut workers, script) = workers(2, GroupTuning::default());
+    let (mut workers, script) = workers(GroupTuning::default());
     receive(&script, 0..4, 10);
     receive(&script, 4..16, 60_000);
     receive(&script, 16..200, 1448);
@@ -147,13 +139,10 @@ fn a_batch_of_merged_frames_is_a_quarter_of_a_window() {
 
 #[test]
 fn a_worker_performs_its_own_batch_as_it_applies_it_and_retains_nothing() {
-    let (mut workers, script) = workers(2, GroupTuning::default());
-    let [first, second] = &mut workers[..] else {
-        panic!("two workers");
-    };
-    learn(first, &script);
+    let ([first, second], script) = &mut workers(GroupTuning::default());
+    learn(first, script);
     while first.work() + second.work() > 0 {}
-    receive(&script, 0..4, 10);
+    receive(script, 0..4, 10);
     assert_eq!(first.pump(NOW), Some(4));
     assert!(first.work() > 0);
     assert_eq!(first.pending_effects().count(), 0);
@@ -467,13 +456,10 @@ fn a_socket_is_free_again_though_a_replica_is_gone() {
 
 #[test]
 fn a_worker_looks_again_while_another_may_send_frames() {
-    let (mut workers, script) = workers(2, GroupTuning::default());
-    let [first, second] = &mut workers[..] else {
-        panic!("two workers");
-    };
-    learn(first, &script);
+    let ([first, second], script) = &mut workers(GroupTuning::default());
+    learn(first, script);
     while first.work() + second.work() > 0 {}
-    receive(&script, 0..4, 10);
+    receive(script, 0..4, 10);
     assert_eq!(first.pump(NOW), Some(4));
     first.prepare_ahead();
     for worker in [&mut *first, &mut *second] {
