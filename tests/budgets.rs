@@ -37,7 +37,7 @@ const PARTS: [Part; 10] = [
     part("crates/bench", 32_220, 21_000),
     part("crates/preload", 8_800, 4_000),
     part("crates/testkit", 3_500, 3_000),
-    part("tests", 21_683, 11_500),
+    part("tests", 21_604, 11_500),
     part("examples", 9_300, 5_000),
     part("fuzz", 4_700, 3_500),
 ];

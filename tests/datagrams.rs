@@ -244,42 +244,6 @@ fn a_sender_waits_when_too_much_is_under_way() {
 }
 
 #[test]
-fn a_connected_socket_receives_from_its_peer_alone_and_reports_port_unreachable() {
-    for variant in Variant::ALL {
-        let (mut net, server, client) = pair(variant, 8);
-        let other = host(&mut net, Variant::Single);
-        let mut ours = net.sockets(client).bind_udp(53).unwrap();
-        let mut stranger = net.sockets(other).bind_udp(0).unwrap();
-        let to = net.address_of(server, 7);
-        ours.connect(to).unwrap();
-        stranger.connect(net.address_of(client, 53)).unwrap();
-        ours.try_send(b"nobody is there").unwrap();
-        net.pass(MILLI);
-        assert_eq!(
-            ours.try_peek().err(),
-            Some(SocketError::Refused),
-            "{variant}"
-        );
-        assert_eq!(ours.try_peek().err(), Some(SocketError::WouldBlock));
-
-        let mut theirs = net.sockets(server).bind_udp(7).unwrap();
-        ours.try_send(b"hello").unwrap();
-        stranger.try_send(b"me too").unwrap();
-        net.pass(MILLI);
-        assert_eq!(receive(&mut ours), None);
-        assert_eq!(stranger.try_peek().err(), Some(SocketError::Refused));
-        let (bytes, from) = receive(&mut theirs).unwrap();
-        theirs.try_send_to(&bytes, from).unwrap();
-        net.pass(MILLI);
-        assert_eq!(
-            receive(&mut ours).map(|(bytes, _)| bytes),
-            Some(b"hello".to_vec())
-        );
-        net.check().unwrap();
-    }
-}
-
-#[test]
 fn broadcast_reaches_the_socket_at_the_port_and_is_never_answered_by_an_error() {
     let mut net = Net::new(9);
     let hosts = [
@@ -423,29 +387,6 @@ fn errors_are_reported_no_more_often_than_the_limit() {
 }
 
 #[test]
-fn checksums_are_verified_unless_there_is_none() {
-    for variant in Variant::ALL {
-        let mut lone = Lone::new(variant);
-        let mut socket = lone.host.sockets().bind_udp(9).unwrap();
-        let good = packet::udp(TO_STACK, (4000, 9), b"good");
-        let mut bad = good.clone();
-        bad[40] ^= 1;
-        lone.inject(bad.clone());
-        assert_eq!(receive(&mut socket), None);
-        assert_eq!(lone.host.state_stats().bad_datagrams, 1);
-        let mut none = bad;
-        none[40..42].copy_from_slice(&[0, 0]);
-        lone.inject(none);
-        lone.inject(good);
-        let from = SocketAddr::new([10, 0, 0, 2].into(), 4000);
-        assert_eq!(receive(&mut socket), Some((b"good".to_vec(), from)));
-        assert_eq!(receive(&mut socket), Some((b"good".to_vec(), from)));
-        assert_eq!(receive(&mut socket), None);
-        lone.host.check().unwrap();
-    }
-}
-
-#[test]
 fn a_ping_of_8000_bytes_is_answered_in_fragments() {
     for variant in Variant::ALL {
         let mut lone = Lone::new(variant);
@@ -465,26 +406,6 @@ fn a_ping_of_8000_bytes_is_answered_in_fragments() {
         assert_eq!(packet::sum(&reply), 0xffff);
         assert!(reply[8..] == payload(1, 8_000));
     }
-}
-
-#[test]
-fn a_lone_first_fragment_is_reported_after_the_timeout() {
-    let mut lone = Lone::new(Variant::Replicated(2));
-    let echo = packet::echo(7, &payload(1, 3_000));
-    let fragments = packet::fragments(TO_STACK, ICMP, 77, &echo, 1480);
-    assert_eq!(lone.inject(fragments[0].clone()).len(), 0);
-    let mut without_first = packet::fragments(TO_STACK, ICMP, 78, &echo, 1480);
-    assert_eq!(lone.inject(without_first.remove(2)).len(), 0);
-    assert_eq!(
-        lone.host.next_event(lone.now),
-        lone.now + Duration::from_secs(60)
-    );
-    let sent = lone.pass(Duration::from_secs(60));
-    assert_eq!(sent.len(), 1);
-    // Time exceeded, fragment reassembly; it quotes the first fragment's header and eight bytes.
-    assert_eq!(sent[0][34..36], [11, 1]);
-    assert_eq!(sent[0][42..62], fragments[0][14..34]);
-    assert_eq!(sent[0].len(), 42 + 28);
 }
 
 #[test]
