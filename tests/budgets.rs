@@ -27,12 +27,12 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 }
 
 const PARTS: [Part; 10] = [
-    part("crates/dominoes", 23_300, 17_000),
+    part("crates/dominoes", 23_175, 17_000),
     part("crates/drivers", 24_865, 20_000),
     part("crates/netstack/proto", 36_748, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
-        ..part("crates/netstack", 68_530, 45_000)
+        ..part("crates/netstack", 68_492, 45_000)
     },
     part("crates/bench", 32_220, 21_000),
     part("crates/preload", 8_800, 4_000),

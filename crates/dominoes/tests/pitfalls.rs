@@ -7,7 +7,7 @@
 use dominoes::{BatchError, Closed, NoBatch, Park, SpinYield, TryPublishError, channel};
 use std::{
     mem,
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::catch_unwind,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -28,49 +28,6 @@ impl Drop for Counted {
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_millis(20)
-}
-
-#[test]
-fn p01_a_panic_or_early_end_in_a_batch_leaves_no_hole() {
-    for shared in [false, true] {
-        let (mut publisher, log) = channel::<u32, SpinYield>(8);
-        let _other = shared.then(|| publisher.clone());
-        let mut subscription = log.subscribe().unwrap();
-        let panicked = catch_unwind(AssertUnwindSafe(|| {
-            publisher
-                .publish_all((0..4).map(|n| if n == 2 { panic!("in the iterator") } else { n }))
-        }));
-        assert!(panicked.is_err());
-        // An iterator that promises more than it yields.
-        struct Short(u32);
-        impl Iterator for Short {
-            type Item = u32;
-            fn next(&mut self) -> Option<u32> {
-                self.0 += 1;
-                (self.0 <= 1).then_some(50)
-            }
-            fn size_hint(&self) -> (usize, Option<usize>) {
-                (5, Some(5))
-            }
-        }
-        assert_eq!(publisher.publish_all(Short(0)).unwrap().count(), 1);
-        publisher.publish(99).unwrap();
-        drop((publisher, _other));
-        let mut seen = Vec::new();
-        while let Some(batch) = subscription.next_batch() {
-            seen.extend(batch.iter().map(|(_, n)| *n));
-        }
-        // A sole publisher publishes the values yielded before the panic; a shared one publishes a
-        // batch whole or not at all.
-        assert_eq!(
-            seen,
-            if shared {
-                vec![50, 99]
-            } else {
-                vec![0, 1, 50, 99]
-            }
-        );
-    }
 }
 
 #[test]
@@ -182,81 +139,10 @@ fn p05_all_who_park_are_woken_at_once() {
         .for_each(|sleeper| assert_eq!(sleeper.join().unwrap(), 1));
 }
 
-// tests/loom.rs checks p06 (orderings). The compiler rejects p07 (`&T` shared without `T: Sync`),
-// which a documentation example of `channel` tests.
-
-#[test]
-fn p08_nothing_is_readable_that_was_not_published() {
-    let (mut publisher, log) = channel::<String, SpinYield>(4);
-    let mut subscription = log.subscribe().unwrap();
-    assert_eq!(subscription.poll(), 0);
-    assert_eq!(subscription.get(0), None);
-    publisher.publish("a".into()).unwrap();
-    assert_eq!(subscription.get(0), None); // not polled yet
-    assert_eq!(subscription.poll(), 1);
-    assert_eq!(subscription.get(0).unwrap(), "a");
-    assert_eq!(subscription.get(1), None);
-    subscription.advance_to(1);
-    assert_eq!(subscription.get(0), None); // released
-    assert!(catch_unwind(AssertUnwindSafe(|| subscription.advance_to(2))).is_err());
-    assert!(catch_unwind(AssertUnwindSafe(|| subscription.slices(0, 1).0.len())).is_err());
-}
-
-/// Counts drops, and panics in its destructor if the flag is set.
-struct Grumpy(bool, Arc<AtomicUsize>);
-
-impl Drop for Grumpy {
-    fn drop(&mut self) {
-        self.1.fetch_add(1, Ordering::Relaxed);
-        if self.0 {
-            panic!("in a destructor");
-        }
-    }
-}
-
-#[test]
-fn p09_a_destructor_that_panics_runs_once_and_leaves_the_channel_usable() {
-    let drops = Arc::new(AtomicUsize::new(0));
-    let (mut publisher, log) = channel::<Grumpy, SpinYield>(4);
-    let mut subscription = log.subscribe().unwrap();
-    for n in 0..4 {
-        publisher
-            .publish(Grumpy(n == 1, drops.clone()))
-            .ok()
-            .unwrap();
-    }
-    subscription.poll();
-    subscription.advance_to(4);
-    assert!(catch_unwind(AssertUnwindSafe(|| log.tidy())).is_err());
-    assert_eq!(drops.load(Ordering::Relaxed), 2);
-    log.tidy();
-    assert_eq!(drops.load(Ordering::Relaxed), 4);
-    for _ in 0..9 {
-        publisher
-            .publish(Grumpy(false, drops.clone()))
-            .ok()
-            .unwrap();
-        drop(subscription.next_batch());
-    }
-    drop((publisher, subscription, log));
-    assert_eq!(drops.load(Ordering::Relaxed), 13);
-}
-
-#[test]
-fn p10_what_is_still_queued_is_dropped_once_even_if_one_destructor_panics() {
-    let drops = Arc::new(AtomicUsize::new(0));
-    let (mut publisher, log) = channel::<Grumpy, SpinYield>(8);
-    let subscription = log.subscribe().unwrap();
-    for n in 0..6 {
-        publisher
-            .publish(Grumpy(n == 2, drops.clone()))
-            .ok()
-            .unwrap();
-    }
-    drop((publisher, log));
-    assert!(catch_unwind(AssertUnwindSafe(|| drop(subscription))).is_err());
-    assert_eq!(drops.load(Ordering::Relaxed), 6);
-}
+// `adversarial.rs` has p01 (`an_iterator_that_panics` and the next one), p08
+// (`a_range_that_is_not_readable`), p09 and p10 (`a_destructor_that_panics_while_...`) and p23
+// (`a_forgotten_guard_keeps_its_entries`). tests/loom.rs checks p06 (orderings). The compiler
+// rejects p07 (`&T` shared without `T: Sync`), which a documentation example of `channel` tests.
 
 #[test]
 fn p11_released_values_do_not_live_until_they_are_overwritten() {
@@ -555,17 +441,6 @@ fn p22_no_values_are_a_batch_and_too_many_are_an_error() {
         assert!(publisher.times_full() >= 1);
     }
     assert!(catch_unwind(|| channel::<u32, SpinYield>(0)).is_err());
-}
-
-#[test]
-fn p23_a_forgotten_guard_releases_nothing() {
-    let (mut publisher, log) = channel::<u32, SpinYield>(2);
-    let mut subscription = log.subscribe().unwrap();
-    publisher.publish_all([1, 2]).unwrap();
-    mem::forget(subscription.try_next_batch().unwrap());
-    assert!(publisher.try_publish(3).unwrap_err().is_full());
-    assert_eq!(subscription.try_next_batch().unwrap().as_slices().0, [1]);
-    publisher.try_publish(3).unwrap();
 }
 
 // p24 concerns benchmarks: crates/bench checks every message of every peer.
