@@ -198,23 +198,6 @@ fn a_neighbour_that_asked_us_is_stale_and_is_probed_by_itself_when_it_is_needed(
 }
 
 #[test]
-fn frames_wait_for_their_neighbour_and_leave_when_it_is_heard() {
-    for is_v4 in [true, false] {
-        let (_, peer) = ends(is_v4);
-        let mut host = host();
-        let waiting = vec![vec![0; 60]];
-        host.send_frames(NOW, Cause::Ours, peer, waiting);
-        let [asked] = &sent(&mut host)[..] else {
-            panic!("one question")
-        };
-        assert_ne!(wire::link(asked).expect("a frame").1, PEER_MAC);
-        arrives(&mut host, NOW, &question_of_peer(is_v4));
-        let to = sent(&mut host)[0][..6].to_vec();
-        assert_eq!(to, PEER_MAC);
-    }
-}
-
-#[test]
 fn an_echo_request_is_answered_from_the_address_that_it_was_sent_to() {
     for is_v4 in [true, false] {
         let (own, peer) = ends(is_v4);

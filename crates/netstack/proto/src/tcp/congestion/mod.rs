@@ -711,15 +711,6 @@ mod tests {
     }
 
     #[test]
-    fn slow_start_doubles_the_window_in_a_round_trip() {
-        let mut c = open();
-        for i in 0..5 {
-            on_ack(&mut c, SeqNum(2 * MSS * (i + 1)), 2 * MSS, 10 * MSS);
-        }
-        assert_eq!(c.window(), 20 * MSS);
-    }
-
-    #[test]
     fn congestion_avoidance_adds_one_segment_a_window() {
         let mut c = open();
         c.ssthresh = 10 * MSS;
