@@ -43,7 +43,7 @@ use std::sync::Arc;
 use crossbeam_utils::CachePadded;
 use dominoes::{
     BatchWriter, Batches, ChannelStats, EventCount, Exclusive, ExclusiveGuard, Fingerprints,
-    Mismatch, Publisher, Seq, Spin, UnitState, Units, Verdicts,
+    Mismatch, Publisher, Seq, Spin, Verdicts,
 };
 use dominoes_drivers::Device;
 
@@ -83,8 +83,6 @@ pub(crate) struct ReplicatedShared {
     pub(crate) batches: WaitingBatches,
     pub(crate) rx: Exclusive<RxSide>,
     pub(crate) tx: Exclusive<TxPump>,
-    /// How far each chunk of outgoing frames is built.
-    frames: Units,
     assignment: WorkAssignment,
     /// Which slots are active, leaving, parked and so on.
     membership: Members,
@@ -220,34 +218,6 @@ impl ReplicatedShared {
             begun.set(verdict);
         }
         true
-    }
-
-    /// Whether all frames below `end` are built. `built` is a number for which that is known, and
-    /// grows.
-    fn has_built(&self, built: &mut u64, end: u64) -> bool {
-        if *built < end {
-            *built = (*built).max(self.world.tx.sent());
-        }
-        while *built < end {
-            // A chunk's frames are built in ascending order.
-            let next = self.frame_chunk_end(*built).min(end);
-            if self.frames.state(next - 1) != UnitState::Done {
-                return false;
-            }
-            *built = next;
-        }
-        true
-    }
-
-    #[inline]
-    fn frame_chunk_of(&self, frame: u64) -> u64 {
-        frame >> self.layout.tuning.frame_chunk.trailing_zeros()
-    }
-
-    /// The first frame behind the chunk of frame `frame`.
-    #[inline]
-    fn frame_chunk_end(&self, frame: u64) -> u64 {
-        (frame | (self.layout.tuning.frame_chunk as u64 - 1)) + 1
     }
 }
 
@@ -424,12 +394,13 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
     /// # Errors
     /// If a setting is out of its range.
     pub fn with_fault_hooks(
-        setup: Setup,
+        mut setup: Setup,
         layout: Layout,
         device: Box<dyn Device>,
         hooks: impl Fn(usize) -> T,
     ) -> Result<Self, ConfigError> {
         let layout = layout.checked()?;
+        setup.frame_chunk = layout.tuning.frame_chunk;
         // As many slots as requests in flight: everything beside them, and the delivery slots of
         // every connection, are as many.
         let slots = layout.tuning.log;
@@ -440,9 +411,6 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
             .transmitter
             .send_past(layout.tuning.past_hole as u64, layout.tuning.hole_turns);
         base.rx.stores_ahead = true;
-        // A frame of the chunk after next is numbered only when all of this one have left.
-        let frame_chunks = base.world.limits.tx_slots as usize / layout.tuning.frame_chunk;
-        let frame_words = 2 * frame_chunks.max(1);
         let (writer, published) = dominoes::batches(slots);
         let shared = Arc::new(ReplicatedShared {
             world: base.world,
@@ -459,8 +427,7 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
                 autoscaler: Autoscaler::new(),
             }),
             tx: Exclusive::new(base.tx),
-            frames: Units::new(frame_words, layout.tuning.frame_chunk.trailing_zeros()),
-            assignment: WorkAssignment::new(&layout, slots, frame_words),
+            assignment: WorkAssignment::new(&layout, slots),
             membership: Members::new(slot_count, layout.replicas, layout.autoscale),
             posts: if layout.confirm {
                 // Workers may be a log apart, and one may read positions that are a log older than

@@ -39,7 +39,7 @@
 //! | `Batches`, readers | 7 | threads | none | at most 127, checked; 56 workers |
 //! | `Batches`, pieces of work | 30 | effects | none | 2^22 of a request, 256 requests, checked |
 //! | `Units` | 63 | pieces | 2,900 years | nothing: compared modulo 2^63 |
-//! | `Greedy` | 48 | chunks of 1 | 32 days | nothing: compared modulo 2^48 |
+//! | `Greedy` | 48 | requests | 32 days | nothing: compared modulo 2^48 |
 //! | `EventCount`, `WaitSet` | 64 | wake-ups | 5,800 years | |
 //! | `TimerId` | 64 | timers of a wheel | 5,800 years | |
 //! | owners of chunks, membership | 56 | replica slots | none | at most 56, checked |
@@ -50,7 +50,7 @@
 //! | `Serial` | 64 | calls during one | 5,800 years | |
 //! | generations of `ConnId` | 32 | uses of an entry | 43 s | nothing, see below |
 //! | looks at idle connections | 32 | looks | 43 s | nothing: a look waits for 0.5 s |
-//! | laps of transmit slots | 32 | laps of 4 | 2 min | nothing: frame numbers stop at a hole |
+//! | laps of transmit slots | 24 | laps of 4 | 450 ms | nothing: frame numbers stop at a hole |
 //! | frame numbers, batches | 64 | frames | 3,900 years | |
 //! | versions of hints, places, routes | 64 | changes | 5,800 years | |
 //! | shortages, misses of a socket | 64 | failed calls | 5,800 years | |

@@ -4,8 +4,8 @@
 //! batch's requests. So all workers know it without asking each other, and a policy may use
 //! anything that the pump can see. One request may ask for hundreds of frames, so frames are
 //! assigned separately, by chunks of their own numbers. The first worker that comes to a chunk
-//! stores its primary in a word, which all workers read: by default itself, else the worker that
-//! the policy chooses. Under [`Primaries::Greedy`] the same holds for batches.
+//! names its owner in the chunk's word ([`tx`](crate::io::tx)): by default itself, else the worker
+//! that the policy chooses. Under [`Primaries::Greedy`] the first worker takes batches, too.
 //!
 //! Workers join and leave meanwhile. A primary that is not active does no more work; any other
 //! worker [does it](super::steal).
@@ -17,6 +17,7 @@ use dominoes::{Assignment, Balancer, ByLoad, Greedy, PrimaryPolicy, Seq, Work, W
 
 use crate::group::{Layout, ReplicatedShared};
 use crate::io::claim::MAX_CLAIM;
+use crate::io::tx::Owner;
 
 /// The policy that assigns requests and outgoing frames to workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,105 +111,65 @@ impl ReplicaSet {
     }
 }
 
-/// The primary of a piece of work.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Owner {
-    /// This worker.
-    Worker(usize),
-    /// The first worker that claims it; none has.
-    Unassigned,
-    /// The work is long done.
-    Done,
-}
-
 /// The assignment of work as all workers read it.
 pub(crate) struct WorkAssignment {
     policy: Primaries,
-    /// Batches are its first kind of work, chunks of frames its second.
+    /// Who took which batch, under [`Primaries::Greedy`].
     greedy: Greedy,
 }
 
-/// The kinds of work for [`Greedy`].
-const BATCHES: WorkKind = WorkKind(0);
-const FRAMES: WorkKind = WorkKind(1);
-
 impl WorkAssignment {
-    /// For as many batches and chunks of frames as can be open at once.
-    pub(crate) fn new(layout: &Layout, batch_words: usize, frame_words: usize) -> Self {
+    /// For as many batches as can be open at once.
+    pub(crate) fn new(layout: &Layout, batches: usize) -> Self {
         WorkAssignment {
             policy: layout.primaries,
-            greedy: Greedy::new(&[batch_words, frame_words]),
+            greedy: Greedy::new(&[batches]),
         }
     }
 
     /// Whether worker `id` is primary of the batch at `first`, whose primary by the pump is
-    /// `primary`. Under [`Primaries::Greedy`] this claims the batch.
+    /// `primary`. Under [`Primaries::Greedy`] the worker takes the batch if no other has.
     #[inline]
     pub(crate) fn is_mine(&self, id: usize, first: Seq, primary: u8) -> bool {
         match self.policy {
-            Primaries::Greedy => self.claim(BATCHES, first, id),
+            Primaries::Greedy => self.greedy.is_mine(Work::chunk(first), id, MAX_REPLICAS),
             _ => usize::from(primary) == id,
         }
     }
 
     /// The primary of a batch.
     pub(crate) fn owner(&self, first: Seq, primary: u8) -> Owner {
-        match self.policy {
-            Primaries::Greedy => self.claimed_by(BATCHES, first),
-            _ => Owner::Worker(usize::from(primary)),
+        if self.policy != Primaries::Greedy {
+            return Owner::Worker(usize::from(primary));
+        }
+        let (greedy, work) = (&self.greedy, Work::chunk(first));
+        match greedy.taker(work) {
+            Some(taker) => Owner::Worker(taker),
+            None if greedy.is_past(work) => Owner::Done,
+            // A worker may have taken it between the two reads.
+            None => greedy.taker(work).map_or(Owner::Unassigned, Owner::Worker),
         }
     }
 
-    /// Whether worker `id` is primary of chunk `chunk` of frames. If no worker is yet, this stores
-    /// one: where the first worker claims, `first`. `has_payload` says whether the first frame that
+    /// The worker that shall own chunk `chunk` of frames, which has no owner yet: where the first
+    /// worker takes it, `first`; worker `id` asks. `has_payload` says whether the first frame that
     /// was found of the chunk has payload.
-    #[inline]
-    pub(crate) fn is_my_frame(
+    pub(crate) fn frame_owner(
         &self,
         membership: &MembershipTable,
         (id, first): (usize, usize),
         chunk: u64,
         has_payload: bool,
-    ) -> bool {
-        if self.policy.claims_frames() && first == id {
-            return self.claim(FRAMES, chunk, id);
+    ) -> usize {
+        if self.policy.claims_frames() {
+            return first;
         }
-        if self.frame_owner(chunk) == Owner::Unassigned {
-            let all = ReplicaSet::of(membership.staying());
-            let chosen = match self.policy {
-                // The membership changes at this moment.
-                _ if all.count == 0 => id,
-                policy if policy.claims_frames() => first,
-                Primaries::ByKind => all.by_kind(chunk, has_payload),
-                _ => all.by_position(chunk),
-            };
-            self.claim(FRAMES, chunk, chosen);
-        }
-        self.frame_owner(chunk) == Owner::Worker(id)
-    }
-
-    /// The primary of a chunk of frames.
-    pub(crate) fn frame_owner(&self, chunk: u64) -> Owner {
-        self.claimed_by(FRAMES, chunk)
-    }
-
-    /// Claims the batch or chunk for worker `id`. Returns whether it is that worker's.
-    #[inline]
-    fn claim(&self, kind: WorkKind, number: u64, id: usize) -> bool {
-        self.greedy
-            .is_mine(Work::chunk(number).of(kind), id, MAX_REPLICAS)
-    }
-
-    fn claimed_by(&self, kind: WorkKind, number: u64) -> Owner {
-        let work = Work::chunk(number).of(kind);
-        match self.greedy.taker(work) {
-            Some(taker) => Owner::Worker(taker),
-            None if self.greedy.is_past(work) => Owner::Done,
-            // A worker may have claimed it between the two reads.
-            None => self
-                .greedy
-                .taker(work)
-                .map_or(Owner::Unassigned, Owner::Worker),
+        let all = ReplicaSet::of(membership.staying());
+        match self.policy {
+            // The membership changes at this moment.
+            _ if all.count == 0 => id,
+            Primaries::ByKind => all.by_kind(chunk, has_payload),
+            _ => all.by_position(chunk),
         }
     }
 }

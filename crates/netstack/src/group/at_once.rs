@@ -8,7 +8,7 @@
 use core::panic::AssertUnwindSafe;
 use std::panic::{catch_unwind, resume_unwind};
 
-use super::execute::{Access, Executor, HeldUnits};
+use super::execute::{Access, Executor};
 use super::pending::{Applied, Cursor, PendingEffects};
 use super::worker::{ReplicatedWorker, ready};
 use crate::group::{FaultHooks, Primaries};
@@ -71,7 +71,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             hooks,
             recycler,
             wakes: Wakes::new(&shared.world),
-            held: HeldUnits::NOTHING,
+            begun: None,
         };
         let frames_end = executor.stats.frames + u64::from(most_frames);
         let mut seq = from;

@@ -1,19 +1,19 @@
 //! How a worker performs effects.
 //!
 //! A worker begins a batch ([`Batches`](dominoes::Batches)) before it performs one of its effects,
-//! performs them in ascending order, and releases the batch before its step ends. With frames it
-//! does the same by chunks of their own numbers ([`Units`](dominoes::Units)). This file does the
-//! worker's own share: its cursor passes a piece only when that piece is done, by this worker or by
-//! one that stole it. While another worker has begun the work at the cursor, the cursor stands.
-//! Work behind it can be [stolen](super::steal) by any worker, this one included.
+//! performs them in ascending order, and releases the batch before its step ends. Frames belong to
+//! the owner of their chunk, and are begun and built in one go ([`tx`](crate::io::tx)). This file
+//! does the worker's own share: its cursor passes a piece only when that piece is done, by this
+//! worker or by one that stole it. While another worker has begun the work at the cursor, the
+//! cursor stands. Work behind it can be [stolen](super::steal) by any worker, this one included.
 
-use dominoes::{Begun, BegunBatch, UnitState};
+use dominoes::{BegunBatch, UnitState};
 
-use super::assign::Owner;
 use super::pending::{Applied, Cursor, PendingEffects, piece};
 use crate::group::{FaultHooks, ReplicatedShared};
 use crate::io::perform;
 use crate::io::perform::Template;
+use crate::io::tx::{BegunFrames, NotFree, Owner};
 use crate::io::world::{Wakes, World};
 use crate::io::{BatchRuns, FrameRecycler};
 use crate::log::effect::{Effect, SendDatagrams, Transmit};
@@ -21,18 +21,18 @@ use crate::stats::EffectStats;
 
 /// Numbered frames that an effect asks for.
 pub(crate) trait NumberedFrames {
-    /// Whether frames of one chunk of transmit slots can be built together: all of them, or none if
-    /// that unwinds.
+    /// Whether frames of one chunk can be built together: all of them, or none if that unwinds.
     const TOGETHER: bool;
     /// Number of the first frame.
     fn first(&self) -> u64;
     /// How many frames there are.
     fn count(&self) -> u32;
-    /// Builds `range.1` of them, from frame `range.0` on. Calls `before` before each.
+    /// Builds those that the caller has begun, the first of which is frame `from`. Calls `before`
+    /// before each.
     fn build(
         &self,
         world: &World,
-        range: (u32, u32),
+        from_begun: (u32, BegunFrames<'_>),
         template: &mut Template,
         stats: &mut EffectStats,
         before: impl FnMut(),
@@ -60,12 +60,12 @@ impl NumberedFrames for Transmit {
     fn build(
         &self,
         world: &World,
-        range: (u32, u32),
+        from_begun: (u32, BegunFrames<'_>),
         template: &mut Template,
         stats: &mut EffectStats,
         before: impl FnMut(),
     ) {
-        perform::build(world, self, range, template, stats, before);
+        perform::build_in(world, self, from_begun, template, stats, before);
     }
 
     #[inline(always)]
@@ -92,15 +92,13 @@ impl NumberedFrames for SendDatagrams {
     fn build(
         &self,
         world: &World,
-        (from, count): (u32, u32),
+        from_begun: (u32, BegunFrames<'_>),
         _: &mut Template,
         stats: &mut EffectStats,
         mut before: impl FnMut(),
     ) {
-        for i in from..from + count {
-            before();
-            perform::build_datagram(world, self, i, stats);
-        }
+        before();
+        perform::build_datagram_in(world, self, from_begun, stats);
     }
 
     fn has_payload(&self) -> bool {
@@ -139,9 +137,6 @@ pub(crate) enum Step {
 /// A lone request asks for at most this many frames.
 pub(crate) const LONE_FRAMES: u32 = 2;
 
-/// No chunk at all.
-const NONE: u64 = u64::MAX;
-
 /// A worker while it performs effects. It publishes its progress in atomic words once per chunk,
 /// and when this is dropped, also by unwinding.
 pub(crate) struct Executor<'a, T: FaultHooks> {
@@ -158,25 +153,9 @@ pub(crate) struct Executor<'a, T: FaultHooks> {
     pub(crate) recycler: &'a mut FrameRecycler,
     /// Applications to be woken up.
     pub(crate) wakes: Wakes<'a>,
-    pub(crate) held: HeldUnits<'a>,
-}
-
-/// The work that a worker has begun.
-pub(crate) struct HeldUnits<'a> {
-    /// The batch of the request at the cursor. Its effects before the cursor are done.
-    batch: Option<BegunBatch<'a, BatchRuns>>,
-    /// Outgoing frames of one chunk.
-    frames: Option<Begun<'a>>,
-    /// The chunk of these frames.
-    frame_chunk: u64,
-}
-
-impl HeldUnits<'_> {
-    pub(crate) const NOTHING: Self = HeldUnits {
-        batch: None,
-        frames: None,
-        frame_chunk: NONE,
-    };
+    /// The batch of the request at the cursor, if this worker has begun it. Its effects before the
+    /// cursor are done.
+    pub(crate) begun: Option<BegunBatch<'a, BatchRuns>>,
 }
 
 impl<T: FaultHooks> Executor<'_, T> {
@@ -247,25 +226,21 @@ impl<T: FaultHooks> Executor<'_, T> {
                 return Err(Step::Performed);
             }
             let frame = frames.first() + u64::from(self.cursor.frame);
-            let about = (applied, frames.count(), has_payload);
-            if !self.has_begun_frames(frame) && !self.is_my_frame(frame, about) {
+            if !self.is_my_frame(frame, (applied, frames.count(), has_payload)) {
                 // The other frames of its chunk are not this worker's either.
-                let next = self.shared.frame_chunk_end(frame) - frames.first();
+                let next = self.shared.world.tx.chunk_end(frame) - frames.first();
                 self.cursor.frame = next.min(u64::from(frames.count())) as u32;
                 continue;
             }
-            let mut passed = 1;
-            match self.claim_frame(frame) {
-                Access::Do => {
-                    passed = self.count_together(frames, frame, most - built);
-                    self.build(frames, frame, passed);
-                    built += passed;
+            match self.build(frames, most - built) {
+                Ok(count) => {
+                    built += count;
+                    self.cursor.frame += count;
                 }
-                Access::Pass => {}
-                Access::Stop if built > 0 => return Err(Step::Performed),
-                Access::Stop => return Err(Step::Blocked),
+                Err(NotFree::Begun) if built > 0 => return Err(Step::Performed),
+                Err(NotFree::Begun) => return Err(Step::Blocked),
+                Err(_) => self.cursor.frame += 1,
             }
-            self.cursor.frame += passed;
         }
         Ok(match built {
             0 => Step::Passed,
@@ -273,26 +248,23 @@ impl<T: FaultHooks> Executor<'_, T> {
         })
     }
 
-    /// How many of the cursor's frames, from `frame` on, are built together; at most `most`. If
-    /// that one is not done, those behind it in its chunk are not either.
+    /// Whether this worker owns `frame`, one of `count` frames that a request asks for.
     #[inline(always)]
-    fn count_together<F: NumberedFrames>(&self, frames: &F, frame: u64, most: u32) -> u32 {
-        if !F::TOGETHER {
-            return 1;
-        }
-        let chunk_end = self.shared.frame_chunk_end(frame);
-        let end = chunk_end.min(self.shared.world.tx.chunk_end(frame));
-        let rest = (frames.count() - self.cursor.frame).min(most);
-        u64::from(rest).min(end - frame) as u32
+    fn is_my_frame(&self, frame: u64, about: (&Applied, u32, bool)) -> bool {
+        let owner = match self.shared.world.tx.owner(frame) {
+            Owner::Unassigned => self.assign_frame(frame, about),
+            owner => owner,
+        };
+        owner == Owner::Worker(self.id)
     }
 
-    /// Whether this worker builds `frame`, one of `count` frames that a request asks for.
-    fn is_my_frame(
+    #[inline(never)]
+    fn assign_frame(
         &self,
         frame: u64,
         (applied, count, has_payload): (&Applied, u32, bool),
-    ) -> bool {
-        let shared = &self.shared;
+    ) -> Owner {
+        let (shared, tx) = (&self.shared, &self.shared.world.tx);
         let is_lone = applied.index | applied.left == 0
             && applied.len <= applied.seg_len
             && count <= LONE_FRAMES;
@@ -300,9 +272,10 @@ impl<T: FaultHooks> Executor<'_, T> {
             Owner::Worker(primary) if is_lone && shared.membership.is_active(primary) => primary,
             _ => self.id,
         };
-        let (chunk, who) = (shared.frame_chunk_of(frame), (self.id, first));
+        let (chunk, who) = (tx.chunk_of(frame), (self.id, first));
         let assignment = &shared.assignment;
-        assignment.is_my_frame(&shared.membership, who, chunk, has_payload)
+        let owner = assignment.frame_owner(&shared.membership, who, chunk, has_payload);
+        tx.assign(frame, owner)
     }
 
     /// Whether effect `number` of the cursor's request is to be performed now; if `number` is the
@@ -314,7 +287,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         {
             return found;
         }
-        match &self.held.batch {
+        match &self.begun {
             Some(begun) if begun.has_done(piece(applied.index, number)) => Access::Pass,
             _ => Access::Do,
         }
@@ -324,7 +297,7 @@ impl<T: FaultHooks> Executor<'_, T> {
     #[inline(always)]
     pub(crate) fn has_begun_batch(&self, applied: &Applied) -> bool {
         let first = self.cursor.seq - u64::from(applied.index);
-        let begun = self.held.batch.as_ref();
+        let begun = self.begun.as_ref();
         begun.is_some_and(|begun| begun.first() == first)
     }
 
@@ -334,7 +307,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         let first = self.cursor.seq - u64::from(applied.index);
         match self.shared.published.begin(first) {
             Ok(begun) => {
-                self.held.batch = Some(begun);
+                self.begun = Some(begun);
                 None
             }
             Err(UnitState::Done) => Some(Access::Pass),
@@ -344,7 +317,7 @@ impl<T: FaultHooks> Executor<'_, T> {
 
     /// Reports the batch that this worker has begun as done, and recycles its frames.
     pub(crate) fn finish_batch(&mut self) {
-        if let Some(begun) = self.held.batch.take()
+        if let Some(begun) = self.begun.take()
             && let Some(runs) = begun.finish()
         {
             self.recycler.put_runs(runs);
@@ -353,74 +326,39 @@ impl<T: FaultHooks> Executor<'_, T> {
 
     /// Reports what was done of the batch that this worker has begun, and releases it.
     pub(crate) fn release_batch(&mut self) {
-        if let Some(mut begun) = self.held.batch.take() {
+        if let Some(mut begun) = self.begun.take() {
             let index = self.cursor.seq - begun.first();
             begun.done_before(piece(index as u8, self.cursor.number));
         }
     }
 
-    /// Whether frame `frame` is to be built now.
+    /// Builds the cursor's frames that are free, at most `most`, from the cursor to the end of a
+    /// chunk. Returns how many.
     #[inline(always)]
-    pub(crate) fn claim_frame(&mut self, frame: u64) -> Access {
-        if !self.has_begun_frames(frame)
-            && let Some(found) = self.begin_frames(frame)
-        {
-            return found;
-        }
-        match &self.held.frames {
-            Some(begun) if begun.has_done(frame) => Access::Pass,
-            _ => Access::Do,
-        }
-    }
-
-    #[inline(always)]
-    pub(crate) fn has_begun_frames(&self, frame: u64) -> bool {
-        self.held.frame_chunk == self.shared.frame_chunk_of(frame)
-    }
-
-    #[inline(never)]
-    fn begin_frames(&mut self, frame: u64) -> Option<Access> {
-        self.release_frames();
-        match self.shared.frames.begin(frame) {
-            Ok(begun) => {
-                self.held.frames = Some(begun);
-                self.held.frame_chunk = self.shared.frame_chunk_of(frame);
-                None
-            }
-            Err(UnitState::Done) => Some(Access::Pass),
-            Err(_) => Some(Access::Stop),
-        }
-    }
-
-    pub(crate) fn release_frames(&mut self) {
-        self.held.frames = None;
-        self.held.frame_chunk = NONE;
-    }
-
-    /// Builds `count` frames of the cursor's effect, of one chunk, whose unit this worker has
-    /// begun: from `frame` on, which the cursor is at. Releases the unit when it is done.
-    #[inline]
-    pub(crate) fn build(&mut self, frames: &impl NumberedFrames, frame: u64, count: u32) {
-        let (world, from) = (&self.shared.world, self.cursor.frame);
+    pub(crate) fn build<F: NumberedFrames>(
+        &mut self,
+        frames: &F,
+        most: u32,
+    ) -> Result<u32, NotFree> {
+        let from = self.cursor.frame;
+        let most = match F::TOGETHER {
+            true => most.min(frames.count() - from),
+            false => 1,
+        };
+        let world = &self.shared.world;
+        let begun = world.tx.begin(frames.first() + u64::from(from), most);
+        let begun = begun.inspect_err(|why| {
+            self.stats.diverged += u64::from(*why == NotFree::NotDue);
+        })?;
+        let count = begun.left();
         let (hooks, seq) = (&mut *self.hooks, self.cursor.seq);
         let before = || {
             if T::ACTIVE {
                 hooks.before_performing(seq, &frames.effect());
             }
         };
-        frames.build(world, (from, count), self.template, self.stats, before);
-        let behind = frame + u64::from(count);
-        if let Some(begun) = &mut self.held.frames {
-            debug_assert_eq!(
-                begun.next(),
-                frame,
-                "the frames before it would never be built"
-            );
-            begun.done(behind - 1);
-        }
-        if self.shared.frame_chunk_of(behind) != self.held.frame_chunk {
-            self.release_frames();
-        }
+        frames.build(world, (from, begun), self.template, self.stats, before);
+        Ok(count)
     }
 
     /// Performs the cursor's effect, whose batch this worker has begun. The effect transmits
@@ -435,7 +373,7 @@ impl<T: FaultHooks> Executor<'_, T> {
                 return self.finish_batch();
             }
         }
-        let begun = self.held.batch.as_ref();
+        let begun = self.begun.as_ref();
         let run = begun.and_then(|begun| begun.value().get(applied.index));
         match effect {
             Effect::Deliver(deliver) => {
@@ -469,6 +407,5 @@ impl<T: FaultHooks> Executor<'_, T> {
 impl<T: FaultHooks> Drop for Executor<'_, T> {
     fn drop(&mut self) {
         self.release_batch();
-        self.release_frames();
     }
 }

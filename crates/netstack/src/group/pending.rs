@@ -141,7 +141,7 @@ impl PendingEffects {
             && shared
                 .published
                 .is_done(self.first - u64::from(oldest.index))
-            && shared.has_built(&mut self.built, oldest.frames)
+            && shared.world.tx.has_built(&mut self.built, oldest.frames)
         {
             self.effects.drain(..oldest.effects as usize);
             self.applied.pop_front();

@@ -72,12 +72,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         if core::mem::replace(&mut self.log_mode, LogMode::Logged) == LogMode::Solo {
             let recycler = &mut self.recycler;
             self.direct.reclaim(&mut |batch| recycler.put_batch(batch));
-            // Nothing is pending, and the words of chunks do not say it. The frames that follow in
-            // the last chunk are built after these.
-            self.pending.built = self.replica.frames().next;
-            if let Ok(mut begun) = self.shared.frames.begin(self.pending.built) {
-                begun.done_before(self.pending.built);
-            }
         }
     }
 

@@ -5,9 +5,9 @@
 //! If the oldest ones stay, it scans its pending effects, oldest first, skips what is done or
 //! begun, and takes what is late and not begun.
 //!
-//! A scan keeps no state. It begins at the oldest pending request, so when it comes to a piece of
-//! work, it has seen everything before it in the same unit. If it skips a piece that is not done,
-//! it skips the rest of that unit too. So work that is not done either was begun by a thread that
+//! A scan keeps no state. It begins at the oldest pending request, so when it comes to an effect,
+//! it has seen everything before it in the same batch. If it skips an effect that is not done, it
+//! skips the rest of that batch too. So work that is not done either was begun by a thread that
 //! lives, or can be taken by the next scan of any worker.
 //!
 //! Work is late when many later requests have been applied, or when it has been the oldest for
@@ -23,8 +23,8 @@
 //! - Between two steps: they take the work that it has not begun, once `GroupTuning::steal_after`
 //!   later positions were applied or it was the first of all pending work for
 //!   `GroupTuning::patience`; from then on at once, until it counts progress.
-//! - In the middle of an effect or a frame: they wait for the rest of that batch, or of that chunk
-//!   of `GroupTuning::frame_chunk` frames, and take its other work.
+//! - In the middle of an effect or a frame: they wait for the rest of that batch, or for the frames
+//!   that it builds together, at most a chunk, and take its other work.
 //! - In a pump: they do other work; input or output waits for its time slice.
 //! - Anywhere, and it unwound or ended: they take its share. Its guards release what it held.
 //!
@@ -37,10 +37,10 @@
 
 use dominoes::{Seq, UnitState};
 
-use super::assign::Owner;
 use super::execute::{Access, Executor, NumberedFrames};
 use super::pending::{Applied, PendingEffects, piece};
 use crate::group::{FaultHooks, Layout, ReplicatedShared};
+use crate::io::tx::{NotFree, Owner};
 use crate::log::effect::Effect;
 use crate::time::Instant;
 
@@ -153,15 +153,6 @@ impl Stragglers {
     }
 }
 
-/// The work that a scan has skipped.
-#[derive(Default)]
-struct Skipped {
-    /// Whether what is left of the current batch is skipped.
-    batch: bool,
-    /// The scan skips frames below this one.
-    frames_below: u64,
-}
-
 impl ReplicatedShared {
     /// A number that grows when worker `id` makes progress with its share.
     fn progress(&self, id: usize) -> u64 {
@@ -176,9 +167,7 @@ impl ReplicatedShared {
         };
         let first = pending.first - u64::from(oldest.index);
         let owner = match self.published.is_done(first) {
-            true => self
-                .assignment
-                .frame_owner(self.frame_chunk_of(pending.built)),
+            true => self.world.tx.owner(pending.built),
             false => self.assignment.owner(first, oldest.primary),
         };
         matches!(owner, Owner::Worker(id) if !self.membership.is_active(id))
@@ -191,7 +180,8 @@ impl<T: FaultHooks> Executor<'_, T> {
     pub(crate) fn scan(&mut self, stragglers: &mut Stragglers, limit: Seq, most: usize) -> usize {
         let pending = self.pending;
         let mut done = 0;
-        let mut skipped = Skipped::default();
+        // Whether what is left of the current batch is skipped.
+        let mut skipped = false;
         while self.cursor.seq < limit
             && let Some(applied) = pending
                 .applied
@@ -203,7 +193,7 @@ impl<T: FaultHooks> Executor<'_, T> {
                     if self.steal_piece(stragglers, &mut skipped, applied, number) == Access::Do {
                         self.finish_batch();
                     }
-                    skipped.batch = false;
+                    skipped = false;
                 }
                 self.cursor.next_request();
                 continue;
@@ -213,13 +203,13 @@ impl<T: FaultHooks> Executor<'_, T> {
             }
             match &pending.effects[self.cursor.effect] {
                 Effect::Transmit(transmit) => {
-                    done += self.steal_frames(stragglers, &mut skipped, transmit, most - done);
+                    done += self.steal_frames(stragglers, transmit, most - done);
                     if self.cursor.frame < transmit.count {
                         break;
                     }
                 }
                 Effect::Send(send) => {
-                    done += self.steal_frames(stragglers, &mut skipped, send, most - done);
+                    done += self.steal_frames(stragglers, send, most - done);
                     if self.cursor.frame < send.count {
                         break;
                     }
@@ -241,7 +231,7 @@ impl<T: FaultHooks> Executor<'_, T> {
     fn steal_piece(
         &mut self,
         stragglers: &mut Stragglers,
-        skipped: &mut Skipped,
+        skipped: &mut bool,
         applied: &Applied,
         number: u32,
     ) -> Access {
@@ -251,11 +241,11 @@ impl<T: FaultHooks> Executor<'_, T> {
             Owner::Worker(owner) => owner,
             Owner::Done => return Access::Pass,
             Owner::Unassigned => {
-                skipped.batch = true;
+                *skipped = true;
                 return Access::Stop;
             }
         };
-        if skipped.batch {
+        if *skipped {
             return Access::Stop;
         }
         let found = if self.has_begun_batch(applied) {
@@ -274,7 +264,7 @@ impl<T: FaultHooks> Executor<'_, T> {
                 UnitState::Free => self.claim_piece(applied, number),
             }
         };
-        skipped.batch |= found == Access::Stop;
+        *skipped |= found == Access::Stop;
         found
     }
 
@@ -282,13 +272,12 @@ impl<T: FaultHooks> Executor<'_, T> {
     fn steal_frames(
         &mut self,
         stragglers: &mut Stragglers,
-        skipped: &mut Skipped,
         frames: &impl NumberedFrames,
         most: usize,
     ) -> usize {
         let mut built = 0;
         while self.cursor.frame < frames.count() && built < most {
-            built += self.steal_frame(stragglers, skipped, frames);
+            built += self.steal_frame(stragglers, frames);
         }
         built
     }
@@ -304,66 +293,33 @@ impl<T: FaultHooks> Executor<'_, T> {
     }
 
     /// Builds the cursor's frame if that is due now, and moves the cursor past the frame, or
-    /// past its whole chunk if possible. Returns how many frames were built.
-    fn steal_frame(
-        &mut self,
-        stragglers: &mut Stragglers,
-        skipped: &mut Skipped,
-        frames: &impl NumberedFrames,
-    ) -> usize {
-        let shared = self.shared;
+    /// past its whole chunk if nothing of that may be taken. Returns how many frames were built.
+    fn steal_frame(&mut self, stragglers: &mut Stragglers, frames: &impl NumberedFrames) -> usize {
+        let (shared, seq) = (self.shared, self.cursor.seq);
+        let tx = &shared.world.tx;
         let frame = frames.first() + u64::from(self.cursor.frame);
-        let chunk = shared.frame_chunk_of(frame);
-        let chunk_end = shared.frame_chunk_end(frame);
-        let owner = shared.assignment.frame_owner(chunk);
-        let (mut built, mut behind) = (0, 1);
-        match self.frame_access(stragglers, skipped, owner, frame) {
-            Access::Do => {
-                self.build(frames, frame, 1);
+        let owner = tx.owner(frame);
+        let found = match (tx.check_free(frame), owner) {
+            (Ok(()), Owner::Worker(owner)) => {
+                match stragglers.may_steal(shared, self.pending, self.id, owner, seq) {
+                    true => self.build(frames, 1),
+                    false => Err(NotFree::Begun),
+                }
+            }
+            (Ok(()), _) => Err(NotFree::Begun),
+            (Err(why), _) => Err(why),
+        };
+        let (built, behind) = match found {
+            Ok(_) => {
                 self.stats.stolen += u64::from(owner != Owner::Worker(self.id));
-                built = 1;
+                (1, 1)
             }
-            Access::Pass => {}
-            Access::Stop => {
-                skipped.frames_below = chunk_end;
-                behind = chunk_end - frame;
-            }
-        }
+            Err(NotFree::Begun) => (0, tx.chunk_end(frame) - frame),
+            Err(_) => (0, 1),
+        };
         let rest = u64::from(frames.count() - self.cursor.frame);
         self.cursor.frame += behind.min(rest) as u32;
         built
-    }
-
-    /// Whether to build frame `frame` of the cursor's request now.
-    fn frame_access(
-        &mut self,
-        stragglers: &mut Stragglers,
-        skipped: &Skipped,
-        owner: Owner,
-        frame: u64,
-    ) -> Access {
-        let shared = self.shared;
-        let seq = self.cursor.seq;
-        let owner = match owner {
-            Owner::Worker(owner) => owner,
-            Owner::Done => return Access::Pass,
-            Owner::Unassigned => return Access::Stop,
-        };
-        if frame < skipped.frames_below {
-            return Access::Stop;
-        }
-        if self.has_begun_frames(frame) {
-            return self.claim_frame(frame);
-        }
-        match shared.frames.state(frame) {
-            UnitState::Done => Access::Pass,
-            UnitState::Begun => Access::Stop,
-            UnitState::Free if !stragglers.may_steal(shared, self.pending, self.id, owner, seq) => {
-                Access::Stop
-            }
-            UnitState::Free if T::ACTIVE && self.hooks.steals_unclaimed(seq) => Access::Do,
-            UnitState::Free => self.claim_frame(frame),
-        }
     }
 }
 

@@ -583,7 +583,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             hooks: &mut self.hooks,
             recycler: &mut self.recycler,
             wakes: Wakes::new(&self.shared.world),
-            held: HeldUnits::NOTHING,
+            begun: None,
         }
     }
 
@@ -633,7 +633,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             hooks: &mut self.hooks,
             recycler: &mut self.recycler,
             wakes: Wakes::new(&self.shared.world),
-            held: HeldUnits::NOTHING,
+            begun: None,
         };
         executor.scan(&mut self.stragglers, limit, most)
     }
@@ -667,7 +667,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     fn own_frames_end(&self, frame: u64) -> u64 {
         match self.shared.membership.is_only_active(self.id) {
             true => u64::MAX,
-            false => self.shared.frame_chunk_end(frame),
+            false => self.shared.world.tx.chunk_end(frame),
         }
     }
 
@@ -679,8 +679,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         if shared.layout.primaries.claims_frames() {
             return true;
         }
-        let chunk = shared.frame_chunk_of(frame);
-        match shared.assignment.frame_owner(chunk) {
+        match shared.world.tx.owner(frame) {
             Owner::Worker(owner) => owner == self.id || !shared.membership.is_active(owner),
             _ => true,
         }

@@ -16,8 +16,8 @@ use crate::log::effect::{Deliver, Effect};
 use crate::log::request::{ConnId, Request};
 use crate::stats::EffectStats;
 
-pub(crate) use datagrams::{build_datagram, queue, whole_datagram};
-pub(crate) use frames::{Template, build, build_bare};
+pub(crate) use datagrams::{build_datagram, build_datagram_in, queue, whole_datagram};
+pub(crate) use frames::{Template, build, build_bare, build_in};
 #[cfg(feature = "testkit")]
 pub(crate) use {datagrams::fill_datagram, frames::fill};
 
@@ -38,7 +38,7 @@ pub(crate) fn all<'a>(
                 wakes.add(piece.conn);
             }
             Effect::Transmit(transmit) => {
-                build(world, transmit, (0, transmit.count), template, stats, || ());
+                build(world, transmit, (0, transmit.count), template, stats);
             }
             Effect::Queue(datagrams) => {
                 queue(world, datagrams, run.frames(), stats);

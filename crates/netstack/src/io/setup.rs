@@ -147,6 +147,8 @@ pub struct Setup {
     pub announce: bool,
     /// Records the log, if set.
     pub recorder: Option<Recorder>,
+    /// The most outgoing frames that have one owner.
+    pub(crate) frame_chunk: usize,
     /// A random number of this start of the stack.
     pub(crate) salt: u64,
     /// This group's index among the groups of its device.
@@ -175,6 +177,7 @@ impl Setup {
             secret,
             announce: false,
             recorder: None,
+            frame_chunk: usize::MAX,
             salt: 0,
             group: GroupIndex::ONLY,
             place: 0,
@@ -456,7 +459,8 @@ impl Setup {
         // Room for a segment of the MTU, or for a longer frame's headers: a device that cuts
         // frames reads their payload elsewhere.
         let touched = MAX_HEADERS + usize::from(limits.mss());
-        let (ring, transmitter) = TxRing::new(slots, (slot_len, touched), preparer);
+        let (lens, chunk) = ((slot_len, touched), self.frame_chunk);
+        let (ring, transmitter) = TxRing::new(slots, lens, chunk, preparer);
         let mut site = Site::new(Site::NO_V4, 32, None, &self.interface.routes);
         site.takes_any = self.interface.any_address;
         site.answers_any = self.interface.answers_any;

@@ -1,28 +1,33 @@
 //! Numbered transmit slots: outgoing frame k is built in slot k modulo the number of slots.
 //!
-//! Builders claim and publish slots by chunks of up to 32 consecutive frames, or by parts of a
-//! chunk. A chunk has two words, each with the chunk's lap around the ring and one bit per frame:
+//! Consecutive frames, up to 32, form a chunk. A chunk has two words, each with the chunk's lap
+//! around the ring and one bit per frame; the first one also names the worker that normally builds
+//! the chunk's frames, its owner:
 //!
 //! ```text
-//!          taken                                        ready
-//! (lap, 0000)                                   (lap, 0000)
-//! (lap, 0110)  claim, a CAS by the builder
+//!          begun                                      ready
+//! (lap, -, 0000)                                (lap, 0000)
+//! (lap, w, 0000)  assign, a CAS by any worker
+//! (lap, w, 0110)  begin, a CAS by the builder
 //!                                               (lap, 0110)  publish, when both frames are built
-//! (lap, 1111)                                   (lap, 1111)
-//! (lap + 1, 0)                                  (lap + 1, 0) when all of the chunk have left
+//! (lap, w, 1111)                                (lap, 1111)
+//! (lap + 1, -, 0)                               (lap + 1, 0) when all of the chunk have left
 //! ```
+//!
+//! These two words say who builds a frame, whether a thread is at it, and whether it is built;
+//! nothing else does. Any worker may begin a free frame, so a late owner delays nobody for long.
+//! [`Begun`](NotFree::Begun) means that a thread works on the frame now: others must wait for it.
 //!
 //! `apply` never numbers a frame while its slot's chunk holds an unsent frame of an earlier lap: it
 //! rounds `sent`, which the transmit pump publishes, down to whole chunks
 //! (`FrameNumbers::update_sent`). So the slot of a numbered frame is free, and no builder waits.
-//! One compare-and-swap claims a builder's part of a chunk, and one load shows the transmitter
+//! One compare-and-swap begins a builder's part of a chunk, and one load shows the transmitter
 //! which frames of the chunk are ready.
 //!
 //! If the device lets builders do part of its work ([`TxPrepare`]), they do so before they publish,
 //! and the transmitter passes slot numbers to the device instead of frames.
 //!
-//! A claim that is dropped before it is published, also by unwinding, clears its bits: none of its
-//! frames counts as begun.
+//! [`BegunFrames`] that are dropped before they are published, also by unwinding, are free again.
 //!
 //! # Sending past a hole
 //!
@@ -32,8 +37,8 @@
 //! all earlier ones have left, so that it is not sent again. `sent`, and thus credit and the reuse
 //! of slots, covers only the prefix without holes.
 //!
-//! A second builder of a frame finds its bit set, or another lap. That is not a data race; it means
-//! that two replicas disagree, and [`TxRing::claim`] returns [`Diverged`].
+//! A frame whose slot still has an earlier frame is [not due](NotFree::NotDue): no replica asks for
+//! one unless its state is wrong.
 
 #[cfg(all(test, netstack_loom))]
 mod loom_models;
@@ -42,6 +47,7 @@ mod pump;
 mod tests;
 
 use core::cell::UnsafeCell;
+use core::cmp;
 use core::hint;
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -69,9 +75,21 @@ const PAGE: usize = 4096;
 /// Chunks from a hole on that one call examines.
 const MAX_SCAN: usize = 2;
 
-/// The word of a chunk in lap `lap`, modulo 2^32, with a bit for each frame.
+/// A word has a bit for each frame of the chunk, then 8 bits for the owner, then the lap.
+const OWNER_SHIFT: u32 = 32;
+const LAP_SHIFT: u32 = 40;
+
+/// The word of a chunk in lap `lap`, modulo 2^24, with a bit for each frame, and no owner.
 const fn word(lap: u64, frames: u32) -> u64 {
-    lap << 32 | frames as u64
+    lap << LAP_SHIFT | frames as u64
+}
+
+/// Compares the lap of the word `found` with `lap`, modulo 2^24. They are far less than 2^23 laps
+/// apart: a log holds at most 2^20 requests, each with frames for one lap.
+#[inline(always)]
+fn compare_lap(found: u64, lap: u64) -> cmp::Ordering {
+    let ahead = (found >> LAP_SHIFT).wrapping_sub(lap) << LAP_SHIFT;
+    (ahead as i64).cmp(&0)
 }
 
 /// Makes the system allocate the memory of these zeros now. Otherwise the first write to each page
@@ -87,12 +105,34 @@ fn touch(zeros: &mut [u8]) {
     }
 }
 
-/// A bit for each frame of a chunk.
+/// The owner of a chunk, and a bit for each of its frames.
 struct Chunk {
-    /// Frames that a builder has taken.
-    taken: AtomicU64,
+    /// The owner's number plus one, or 0, and the frames that a builder has begun.
+    begun: AtomicU64,
     /// Frames that are built.
     ready: AtomicU64,
+}
+
+/// The worker that does a piece of work unless it is late.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// This worker.
+    Worker(usize),
+    /// None yet.
+    Unassigned,
+    /// The work is long done.
+    Done,
+}
+
+/// Why a frame cannot be begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotFree {
+    /// A builder has begun it.
+    Begun,
+    /// It is built.
+    Done,
+    /// Its slot still has an earlier frame: the state of the replica that asks is wrong.
+    NotDue,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -127,26 +167,24 @@ pub(crate) struct TxRing {
 }
 
 // SAFETY: `built`, `carried` and the memory of a slot are written only by the builder that set
-// its bit in `taken`, and read by that builder before it publishes, and by the one `Transmitter`
+// its bit in `begun`, and read by that builder before it publishes, and by the one `Transmitter`
 // after it saw the bit in `ready`. Any thread may read the memory that `carried` refers to.
 unsafe impl Sync for TxRing {}
 // SAFETY: nothing in it belongs to a thread.
 unsafe impl Send for TxRing {}
 
-/// The frame with this number was built already, or is not due: two replicas disagree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Diverged(pub(crate) u64);
-
 impl TxRing {
     /// A ring of `slots` (a power of two) frames of at most `slot_len` bytes, and the one handle
     /// that sends them. The first `touched` bytes of each slot are in memory from the start.
-    /// Builders call `preparer`, which must also have `slots` slots.
+    /// Builders call `preparer`, which must also have `slots` slots. A chunk has at most
+    /// `most_in_chunk` frames, a power of two.
     pub(crate) fn new(
         slots: usize,
         (slot_len, touched): (usize, usize),
+        most_in_chunk: usize,
         preparer: Option<Arc<dyn TxPrepare>>,
     ) -> (Arc<TxRing>, Transmitter) {
-        let chunk = tx_chunk(slots as u64) as usize;
+        let chunk = most_in_chunk.min(tx_chunk(slots as u64) as usize);
         TxRing::with_chunks(slots, (slot_len, touched), chunk, preparer)
     }
 
@@ -169,7 +207,7 @@ impl TxRing {
         let memory = unsafe { Box::from_raw(Box::into_raw(zeros) as *mut [UnsafeCell<u8>]) };
         let words = |_| {
             CachePadded::new(Chunk {
-                taken: AtomicU64::new(word(0, 0)),
+                begun: AtomicU64::new(word(0, 0)),
                 ready: AtomicU64::new(word(0, 0)),
             })
         };
@@ -235,43 +273,139 @@ impl TxRing {
         ((frame >> self.chunk_shift) + 1) << self.chunk_shift
     }
 
-    /// Claims the slots of `count` frames beginning with `first`, to build them. They must be in
-    /// one chunk.
+    /// The number of the chunk of frame `frame`, counted from the start.
+    #[inline]
+    pub(crate) fn chunk_of(&self, frame: u64) -> u64 {
+        frame >> self.chunk_shift
+    }
+
+    /// The owner of the chunk of frame `frame`.
+    #[inline(always)]
+    pub(crate) fn owner(&self, frame: u64) -> Owner {
+        let found = self.chunk(frame).begun.load(Ordering::Relaxed);
+        match compare_lap(found, self.lap(frame)) {
+            cmp::Ordering::Greater => Owner::Done,
+            cmp::Ordering::Less => Owner::Unassigned,
+            cmp::Ordering::Equal => match (found >> OWNER_SHIFT) as u8 {
+                0 => Owner::Unassigned,
+                owner => Owner::Worker(usize::from(owner) - 1),
+            },
+        }
+    }
+
+    /// Makes `worker` the owner of the chunk of frame `frame`, unless it has one. Returns the
+    /// owner; of a chunk that is not due, `worker`, which finds that out when it begins.
+    pub(crate) fn assign(&self, frame: u64, worker: usize) -> Owner {
+        let chunk = self.chunk(frame);
+        let owner = (worker as u64 + 1) << OWNER_SHIFT;
+        debug_assert!(
+            owner < 1 << LAP_SHIFT,
+            "worker {worker} does not fit a word"
+        );
+        loop {
+            let found = chunk.begun.load(Ordering::Relaxed);
+            match self.owner(frame) {
+                Owner::Unassigned => {}
+                assigned => return assigned,
+            }
+            if compare_lap(found, self.lap(frame)).is_lt() {
+                return Owner::Worker(worker);
+            }
+            // ORDERING: Relaxed: an owner publishes nothing; whoever builds begins with Acquire.
+            let _ = chunk.begun.compare_exchange(
+                found,
+                found | owner,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
+        }
+    }
+
+    /// Whether frame `frame` can be begun now.
+    pub(crate) fn check_free(&self, frame: u64) -> Result<(), NotFree> {
+        let found = self.chunk(frame).begun.load(Ordering::Relaxed);
+        self.count_free(found, frame).map(drop)
+    }
+
+    /// How many frames can be begun, from frame `first` to the end of its chunk, whose word is
+    /// `found`.
+    #[inline(always)]
+    fn count_free(&self, found: u64, first: u64) -> Result<u32, NotFree> {
+        match compare_lap(found, self.lap(first)) {
+            cmp::Ordering::Equal => {}
+            cmp::Ordering::Greater => return Err(NotFree::Done),
+            cmp::Ordering::Less => return Err(NotFree::NotDue),
+        }
+        match (found as u32 >> self.bit(first)).trailing_zeros() {
+            0 => Err(match self.count_built(first) {
+                (cmp::Ordering::Less, _) | (cmp::Ordering::Equal, 0) => NotFree::Begun,
+                _ => NotFree::Done,
+            }),
+            free => Ok(free.min((self.chunk_end(first) - first) as u32)),
+        }
+    }
+
+    /// How the lap of `ready` of the chunk of frame `first` compares with the frame's; and of its
+    /// frames, from `first` on, the number that are built.
+    #[inline]
+    fn count_built(&self, first: u64) -> (cmp::Ordering, u32) {
+        // ORDERING: Acquire, pairs with the Release in `BegunFrames::publish`: the caller sees that
+        // the frames were built.
+        let found = self.chunk(first).ready.load(Ordering::Acquire);
+        let built = (found as u32 >> self.bit(first)).trailing_ones();
+        (compare_lap(found, self.lap(first)), built)
+    }
+
+    /// Whether all frames below `end` are built. `built` is a number for which that is known, and
+    /// grows. Frames that are not due count as built: there is nothing to wait for.
+    pub(crate) fn has_built(&self, built: &mut u64, end: u64) -> bool {
+        if *built < end {
+            *built = (*built).max(self.sent());
+        }
+        while *built < end {
+            *built = match self.count_built(*built) {
+                (cmp::Ordering::Equal, 0) => return false,
+                (cmp::Ordering::Equal, more) => *built + u64::from(more),
+                _ => self.chunk_end(*built),
+            };
+        }
+        true
+    }
+
+    /// Begins to build frame `first` and those behind it that are free, at most `most`, up to the
+    /// end of the chunk.
     ///
     /// # Errors
-    /// [`Diverged`] if one of them is claimed already, or is not due. Then this claims none.
-    #[inline]
-    pub(crate) fn claim(&self, first: u64, count: u32) -> Result<TxClaim<'_>, Diverged> {
-        debug_assert!(count > 0 && first + u64::from(count) <= self.chunk_end(first));
+    /// If frame `first` is not free.
+    #[inline(always)]
+    pub(crate) fn begin(&self, first: u64, most: u32) -> Result<BegunFrames<'_>, NotFree> {
         let chunk = self.chunk(first);
-        let frames = (u32::MAX >> (32 - count)) << self.bit(first);
-        let untaken = word(self.lap(first), 0);
-        let mut found = chunk.taken.load(Ordering::Relaxed);
+        let mut found = chunk.begun.load(Ordering::Relaxed);
         loop {
-            if found & word(u64::MAX, frames) != untaken {
-                return Err(Diverged(first));
-            }
-            match chunk.taken.compare_exchange(
+            let count = self.count_free(found, first)?.min(most);
+            let frames = (u32::MAX >> (32 - count)) << self.bit(first);
+            match chunk.begun.compare_exchange(
                 found,
                 found | word(0, frames),
                 // ORDERING: Acquire, pairs with the Release in `free_up_to`: the device no longer
-                // reads the slots' earlier frames; and with the Release in `TxClaim::drop`.
+                // reads the slots' earlier frames; and with the Release in `BegunFrames::drop`.
                 Ordering::Acquire,
                 Ordering::Relaxed,
             ) {
-                Ok(_) => break,
-                // Another builder took other frames of the chunk.
+                Ok(_) => {
+                    return Ok(BegunFrames {
+                        ring: self,
+                        chunk,
+                        frames,
+                        prepared: self.index(first),
+                        next: self.index(first),
+                        end: self.index(first) + count as usize,
+                    });
+                }
+                // Another builder has begun other frames of the chunk.
                 Err(now) => found = now,
             }
         }
-        Ok(TxClaim {
-            ring: self,
-            chunk,
-            frames,
-            prepared: self.index(first),
-            next: self.index(first),
-            end: self.index(first) + count as usize,
-        })
     }
 
     /// The number of frames that the device has taken, without holes: all frames below are sent.
@@ -294,7 +428,7 @@ impl TxRing {
     ///
     /// # Safety
     /// No thread writes the slot, or the memory that it carries, until the last use of the result.
-    /// Either the slot is not published and the caller has claimed it, or the caller saw its bit in
+    /// Either the slot is not published and the caller has begun it, or the caller saw its bit in
     /// `ready` and the frame has not left.
     #[inline(always)]
     unsafe fn frame(&self, index: usize) -> TxFrame<'_> {
@@ -310,7 +444,7 @@ impl TxRing {
             // SAFETY: as above; the builder stored it with the rest.
             let carried = unsafe { *self.carried[index].get() };
             // SAFETY: the frame has not left. The world owns the streams, and the owner of the
-            // claim or the transmitter has the world.
+            // frames that are begun, or the transmitter, has the world.
             payload = carried.map_or(&[], |carried| unsafe { carried.bytes() });
         }
         TxFrame {
@@ -327,21 +461,27 @@ impl TxRing {
     }
 }
 
-/// Claimed slots, whose frames the owner builds one after the other. A claim that is dropped
-/// unpublished counts as not begun.
-pub(crate) struct TxClaim<'a> {
+/// Frames of one chunk that this thread has begun and builds one after the other. If they are
+/// dropped unpublished, they are free again.
+pub(crate) struct BegunFrames<'a> {
     ring: &'a TxRing,
     chunk: &'a Chunk,
-    /// The claimed frames, one bit each as in the chunk's words.
+    /// The frames, one bit each as in the chunk's words.
     frames: u32,
     /// The slot of the first frame that is not prepared.
     prepared: usize,
-    /// The slot of the first frame that is not built, and the end of the claimed slots.
+    /// The slot of the first frame that is not built, and the end of the slots.
     next: usize,
     end: usize,
 }
 
-impl TxClaim<'_> {
+impl BegunFrames<'_> {
+    /// How many frames are left to build.
+    #[inline(always)]
+    pub(crate) fn left(&self) -> u32 {
+        (self.end - self.next) as u32
+    }
+
     /// The memory of the next frame's slot. It holds bytes of an earlier frame.
     ///
     /// # Panics
@@ -350,14 +490,14 @@ impl TxClaim<'_> {
     pub(crate) fn buffer(&mut self) -> &mut [u8] {
         assert!(self.next < self.end, "no frame is left to build");
         self.ring.shadow.write(self.next, 1);
-        // SAFETY: the bit is set in `taken`, and only the builder that set it has this claim,
+        // SAFETY: the bit is set in `begun`, and only the builder that set it has this value,
         // which names the slot at `next` until its frame is built. The memory is `slot_len`
         // bytes within the ring's, and initialised since `new`.
         unsafe { core::slice::from_raw_parts_mut(self.ring.bytes(self.next), self.ring.slot_len) }
     }
 
     /// Marks the next frame as built: the first `len` bytes of its slot, of which `head` are
-    /// headers. The frame leaves after the claim is published.
+    /// headers. The frame leaves after all of them are published.
     ///
     /// # Panics
     /// If all frames are built, or this one does not fit its slot.
@@ -370,7 +510,7 @@ impl TxClaim<'_> {
     /// its payload is in other memory.
     ///
     /// # Panics
-    /// As [`TxClaim::built`].
+    /// As [`BegunFrames::built`].
     #[inline(always)]
     pub(crate) fn built_with_payload(
         &mut self,
@@ -428,7 +568,7 @@ impl TxClaim<'_> {
         {
             let mut frames = ArrayVec::<_, PREPARED_TOGETHER>::new();
             for slot in first..self.next {
-                // SAFETY: we have claimed it and built it, and publish it after the last use.
+                // SAFETY: we have begun and built it, and publish it after the last use.
                 frames.push(unsafe { self.ring.frame(slot) });
             }
             preparer.prepare(first, &frames);
@@ -436,13 +576,13 @@ impl TxClaim<'_> {
     }
 }
 
-impl Drop for TxClaim<'_> {
+impl Drop for BegunFrames<'_> {
     #[inline]
     fn drop(&mut self) {
         if self.frames != 0 {
-            // ORDERING: Release, pairs with the Acquire in `claim`: the next one writes after us.
+            // ORDERING: Release, pairs with the Acquire in `begin`: the next one writes after us.
             self.chunk
-                .taken
+                .begun
                 .fetch_and(!word(0, self.frames), Ordering::Release);
         }
     }
@@ -523,7 +663,7 @@ impl Transmitter {
     /// lap.
     #[inline(always)]
     fn ready_in(&self, frame: u64) -> u32 {
-        // ORDERING: Acquire, pairs with the Release in `TxClaim::publish`.
+        // ORDERING: Acquire, pairs with the Release in `BegunFrames::publish`.
         let found = self.ring.chunk(frame).ready.load(Ordering::Acquire);
         let is_same_lap = found & word(u64::MAX, 0) == word(self.ring.lap(frame), 0);
         if is_same_lap { found as u32 } else { 0 }
@@ -695,11 +835,11 @@ impl Transmitter {
             assert_eq!(self.ready_in(first), all, "frames left that are not built");
             self.gone[index] = 0;
             let free = word(ring.lap(first) + 1, 0);
-            // ORDERING: Relaxed: a builder that publishes in the new lap has claimed in it before.
+            // ORDERING: Relaxed: a builder that publishes in the new lap has begun in it before.
             ring.chunks[index].ready.store(free, Ordering::Relaxed);
-            // ORDERING: Release, pairs with the Acquire in `claim`: this thread no longer reads the
+            // ORDERING: Release, pairs with the Acquire in `begin`: this thread no longer reads the
             // slots.
-            ring.chunks[index].taken.store(free, Ordering::Release);
+            ring.chunks[index].begun.store(free, Ordering::Release);
         }
     }
 }

@@ -5,6 +5,7 @@ use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxMeta};
 use super::frames::flow_label;
 use crate::io::Frames;
 use crate::io::stream::{Parts, StreamRef};
+use crate::io::tx::BegunFrames;
 use crate::io::world::World;
 use crate::ip::fragment::{Cut, Piece};
 use crate::log::effect::{Deliver, Queue, SendDatagrams};
@@ -134,9 +135,26 @@ fn store_record<const MORE: bool>(
 
 /// Builds frame `i` of sent datagrams in its slot.
 pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &mut EffectStats) {
+    match world.tx.begin(s.first_frame + u64::from(i), 1) {
+        Ok(begun) => build_datagram_in(world, s, (i, begun), stats),
+        Err(_) => stats.diverged += 1,
+    }
+}
+
+/// As [`build_datagram`], of a frame that the caller has begun.
+pub(crate) fn build_datagram_in(
+    world: &World,
+    s: &SendDatagrams,
+    (i, mut begun): (u32, BegunFrames<'_>),
+    stats: &mut EffectStats,
+) {
+    let Some(stream) = world.queues.streams.get(s.socket) else {
+        stats.diverged += 1;
+        return;
+    };
     let lens = match &s.lengths {
         Lengths::Each(lens) => lens,
-        Lengths::Merged(merged) => return build_merged(world, s, *merged, stats),
+        Lengths::Merged(merged) => return build_merged(world, s, *merged, (stream, begun), stats),
     };
     // The frame's datagram, and the fragment of it that the frame carries.
     let (index, fragment) = match s.fragment {
@@ -147,11 +165,6 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
     let cut = Cut::new(s.remote.address, s.mtu);
     let piece = cut.piece(fragment, UDP_HEADER as u32 + u32::from(len));
     let frame = s.first_frame + u64::from(i);
-    let stream = world.queues.streams.get(s.socket);
-    let (Some(stream), Ok(mut claim)) = (stream, world.tx.claim(frame, 1)) else {
-        stats.diverged += 1;
-        return;
-    };
     let records = lens[..index].iter().map(|len| record::len(*len));
     let payload_at = s.offset + records.sum::<u64>() + record::HEADER as u64;
     let header = RecordHeader {
@@ -171,7 +184,7 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
     let before = headers.headers_len();
     let total = before + piece.len as usize;
     world.tx.fetch(frame + 1, total);
-    let buffer = &mut claim.buffer()[..total];
+    let buffer = &mut begun.buffer()[..total];
     emit(buffer, &headers, &header);
     let mut meta = TxMeta::default();
     if piece.offset > 0 {
@@ -191,7 +204,7 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
             };
         }
     }
-    claim.built(
+    begun.built(
         if piece.offset > 0 {
             before
         } else {
@@ -200,7 +213,7 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
         total,
         meta,
     );
-    claim.publish();
+    begun.publish();
     stats.frames += 1;
     stats.sent_bytes += u64::from(piece.len);
     if piece.offset == 0 {
@@ -209,7 +222,13 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
 }
 
 /// Builds one frame of several datagrams, which the device divides.
-fn build_merged(world: &World, s: &SendDatagrams, merged: Merged, stats: &mut EffectStats) {
+fn build_merged(
+    world: &World,
+    s: &SendDatagrams,
+    merged: Merged,
+    (stream, mut begun): (StreamRef<'_>, BegunFrames<'_>),
+    stats: &mut EffectStats,
+) {
     let header = RecordHeader {
         remote: s.remote,
         len: merged.len,
@@ -229,13 +248,8 @@ fn build_merged(world: &World, s: &SendDatagrams, merged: Merged, stats: &mut Ef
     let headers = ip_headers(world, s.mac.0, s.local, &header, ident, whole);
     let before = headers.headers_len();
     let total = before + whole.len as usize;
-    let stream = world.queues.streams.get(s.socket);
-    let (Some(stream), Ok(mut claim)) = (stream, world.tx.claim(s.first_frame, 1)) else {
-        stats.diverged += 1;
-        return;
-    };
     // A recording may come from a device with longer frames.
-    let Some(buffer) = claim.buffer().get_mut(..total) else {
+    let Some(buffer) = begun.buffer().get_mut(..total) else {
         stats.diverged += 1;
         return;
     };
@@ -261,8 +275,8 @@ fn build_merged(world: &World, s: &SendDatagrams, merged: Merged, stats: &mut Ef
             header_len: (before + UDP_HEADER) as u16,
         }),
     };
-    claim.built(before + UDP_HEADER, total, meta);
-    claim.publish();
+    begun.built(before + UDP_HEADER, total, meta);
+    begun.publish();
     stats.frames += 1;
     stats.sent_bytes += u64::from(merged.len);
 }

@@ -5,7 +5,7 @@ use core::ops::Range;
 use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxMeta};
 
 use crate::io::stream::StreamRef;
-use crate::io::tx::TxClaim;
+use crate::io::tx::BegunFrames;
 use crate::io::world::World;
 use crate::keys::KeyUse;
 use crate::log::effect::Transmit;
@@ -270,34 +270,51 @@ pub(crate) fn build_bare(
     template: &mut Template,
     stats: &mut EffectStats,
 ) {
+    match world.tx.begin(t.first_frame, 1) {
+        Ok(begun) => build_bare_in(world, t, begun, template, stats),
+        Err(_) => stats.diverged += 1,
+    }
+}
+
+#[inline(always)]
+fn build_bare_in(
+    world: &World,
+    t: &Transmit,
+    begun: BegunFrames<'_>,
+    template: &mut Template,
+    stats: &mut EffectStats,
+) {
     if t.flow.local.address.is_v4() {
-        build_bare_as(world, t, &mut template.v4, stats);
+        build_bare_as(world, t, begun, &mut template.v4, stats);
     } else {
-        build_bare_v6(world, t, template, stats);
+        build_bare_v6(world, t, begun, template, stats);
     }
 }
 
 #[inline(never)]
-fn build_bare_v6(world: &World, t: &Transmit, template: &mut Template, stats: &mut EffectStats) {
-    build_bare_as(world, t, &mut *template.v6, stats);
+fn build_bare_v6(
+    world: &World,
+    t: &Transmit,
+    begun: BegunFrames<'_>,
+    template: &mut Template,
+    stats: &mut EffectStats,
+) {
+    build_bare_as(world, t, begun, &mut *template.v6, stats);
 }
 
 #[inline(always)]
 fn build_bare_as<const N: usize>(
     world: &World,
     t: &Transmit,
+    mut begun: BegunFrames<'_>,
     template: &mut Kept<N>,
     stats: &mut EffectStats,
 ) {
-    let Ok(mut claim) = world.tx.claim(t.first_frame, 1) else {
-        stats.diverged += 1;
-        return;
-    };
-    let buffer = claim.buffer();
+    let buffer = begun.buffer();
     let head = template.emit(world, t, t.seq, t.flags, 0, buffer);
     let meta = complete_bare::<N>(world, &head, buffer);
-    claim.built(head.len, head.len, meta);
-    claim.publish();
+    begun.built(head.len, head.len, meta);
+    begun.publish();
     if let Some(stream) = world.streams.get(t.conn) {
         stream.advertised(t.window_end, t.window_limit);
     }
@@ -316,8 +333,8 @@ fn complete_bare<const N: usize>(world: &World, head: &Head, buffer: &mut [u8]) 
     meta
 }
 
-/// Builds `count` frames of a transmit effect in their slots, beginning with frame `from`. Calls
-/// `before` before each. If that panics, the chunk of the current frame stays unpublished.
+/// Builds `count` frames of a transmit effect in their slots, beginning with frame `from`. No other
+/// thread builds one of them.
 #[inline]
 pub(crate) fn build(
     world: &World,
@@ -325,90 +342,80 @@ pub(crate) fn build(
     (from, count): (u32, u32),
     template: &mut Template,
     stats: &mut EffectStats,
+) {
+    let (mut at, end) = (from, from + count);
+    while at < end {
+        match world.tx.begin(t.first_frame + u64::from(at), end - at) {
+            Ok(begun) => {
+                let from = at;
+                at += begun.left();
+                build_in(world, t, (from, begun), template, stats, || ());
+            }
+            Err(_) => {
+                stats.diverged += 1;
+                at += 1;
+            }
+        }
+    }
+}
+
+/// Builds the frames of a transmit effect that the caller has begun, the first of which is frame
+/// `from`. Calls `before` before each. If that panics, they all stay unbuilt.
+#[inline]
+pub(crate) fn build_in(
+    world: &World,
+    t: &Transmit,
+    (from, begun): (u32, BegunFrames<'_>),
+    template: &mut Template,
+    stats: &mut EffectStats,
     mut before: impl FnMut(),
 ) {
     if t.payload_len == 0 {
         before();
-        return build_bare(world, t, template, stats);
+        return build_bare_in(world, t, begun, template, stats);
     }
     if t.flow.local.address.is_v4() {
-        build_range(world, t, (from, count), &mut template.v4, stats, before);
+        build_range(world, t, (from, begun), &mut template.v4, stats, before);
     } else {
-        build_range(world, t, (from, count), &mut *template.v6, stats, before);
+        build_range(world, t, (from, begun), &mut *template.v6, stats, before);
     }
 }
 
-/// As [`build`], for frames with payload.
+/// As [`build_in`], for frames with payload.
 #[inline(always)]
 fn build_range<const N: usize>(
     world: &World,
     t: &Transmit,
-    (from, count): (u32, u32),
+    (from, mut begun): (u32, BegunFrames<'_>),
     template: &mut Kept<N>,
     stats: &mut EffectStats,
     mut before: impl FnMut(),
 ) {
+    let count = begun.left();
     let Some(stream) = world.streams.get(t.conn) else {
         stats.diverged += u64::from(count);
         return;
     };
-    let (mut at, end) = (from, from + count);
-    while at < end {
-        let first = t.first_frame + u64::from(at);
-        let chunk = (world.tx.chunk_end(first) - first).min(u64::from(end - at)) as u32;
-        let claimed = claim_some(world, first, chunk, stats);
-        if let Some((mut claim, count)) = claimed {
-            let range = at..at + count;
-            if world.tx_checksum {
-                for i in range {
-                    before();
-                    build_with_payload(world, &stream, t, i, template, &mut claim);
-                }
-            } else {
-                build_copies(world, &stream, t, range, template, &mut claim, &mut before);
-            }
-            claim.publish();
-            stats.frames += u64::from(count);
-            let (offset, _) = t.payload_of(at);
-            let (last, len) = t.payload_of(at + count - 1);
-            stats.sent_bytes += last + u64::from(len) - offset;
-            at += count;
-        } else {
-            at += 1;
+    let range = from..from + count;
+    if world.tx_checksum {
+        for i in range {
+            before();
+            build_with_payload(world, &stream, t, i, template, &mut begun);
         }
+    } else {
+        build_copies(world, &stream, t, range, template, &mut begun, &mut before);
     }
-    if end == t.count {
+    begun.publish();
+    stats.frames += u64::from(count);
+    let (offset, _) = t.payload_of(from);
+    let (last, len) = t.payload_of(from + count - 1);
+    stats.sent_bytes += last + u64::from(len) - offset;
+    if from + count == t.count {
         stream.advertised(t.window_end, t.window_limit);
     }
 }
 
-/// Claims `count` frames beginning with `first`, or only `first`. `None` if that one is built
-/// already: the caller skips it.
-#[inline(always)]
-fn claim_some<'a>(
-    world: &'a World,
-    first: u64,
-    count: u32,
-    stats: &mut EffectStats,
-) -> Option<(TxClaim<'a>, u32)> {
-    match world.tx.claim(first, count) {
-        Ok(claim) => Some((claim, count)),
-        Err(_) => claim_one(world, first, stats),
-    }
-}
-
-#[cold]
-fn claim_one<'a>(
-    world: &'a World,
-    first: u64,
-    stats: &mut EffectStats,
-) -> Option<(TxClaim<'a>, u32)> {
-    let claim = world.tx.claim(first, 1);
-    stats.diverged += u64::from(claim.is_err());
-    claim.ok().map(|claim| (claim, 1))
-}
-
-/// Builds claimed frames with payload: copies the payload and computes the checksums. The frames
+/// Builds begun frames with payload: copies the payload and computes the checksums. The frames
 /// differ in their sequence numbers; the last one of the effect differs in length and flags,
 /// too.
 #[inline(always)]
@@ -418,7 +425,7 @@ fn build_copies<const N: usize>(
     t: &Transmit,
     range: Range<u32>,
     template: &mut Kept<N>,
-    claim: &mut TxClaim<'_>,
+    begun: &mut BegunFrames<'_>,
     mut before: impl FnMut(),
 ) {
     let mut head = Head::default();
@@ -439,7 +446,7 @@ fn build_copies<const N: usize>(
         let total = head.len + len as usize;
         // This worker most likely builds the next frame, too, which has equal length.
         world.tx.fetch(frame + 1, total);
-        let buffer = claim.buffer();
+        let buffer = begun.buffer();
         let seq = t.seq + i * t.frame_len;
         template.write_next(seq, buffer);
         let parts = stream.sending(offset, len as usize);
@@ -448,11 +455,11 @@ fn build_copies<const N: usize>(
             .add_copies(world.cpu, parts, &mut buffer[head.len..total])
             .finish();
         set_checksum::<N>(buffer, checksum);
-        claim.built(head.len, total, TxMeta::default());
+        begun.built(head.len, total, TxMeta::default());
     }
 }
 
-/// Builds the claimed frame `i`, with payload, for a device that computes checksums. The device
+/// Builds the begun frame `i`, with payload, for a device that computes checksums. The device
 /// reads the payload in the stream's ring, or in the slot where the ring wraps.
 #[inline(always)]
 fn build_with_payload<const N: usize>(
@@ -461,7 +468,7 @@ fn build_with_payload<const N: usize>(
     t: &Transmit,
     i: u32,
     template: &mut Kept<N>,
-    claim: &mut TxClaim<'_>,
+    begun: &mut BegunFrames<'_>,
 ) {
     let (offset, len) = t.payload_of(i);
     let frame = t.first_frame + u64::from(i);
@@ -474,7 +481,7 @@ fn build_with_payload<const N: usize>(
     } else {
         t.flags.without(Flags::PSH.with(Flags::FIN))
     };
-    let buffer = claim.buffer();
+    let buffer = begun.buffer();
     let seq = t.seq + i * t.frame_len;
     let head = template.emit(world, t, seq, flags, len, buffer);
     let total = head.len + len as usize;
@@ -496,8 +503,8 @@ fn build_with_payload<const N: usize>(
     });
     set_checksum::<N>(buffer, head.pseudo);
     match carried {
-        Some(carried) => claim.built_with_payload(head.len, carried, meta),
-        None => claim.built(head.len, total, meta),
+        Some(carried) => begun.built_with_payload(head.len, carried, meta),
+        None => begun.built(head.len, total, meta),
     }
 }
 

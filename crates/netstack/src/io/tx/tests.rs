@@ -4,10 +4,10 @@ use crate::io::sync::interrupted;
 use dominoes_drivers::{DeviceError, memory};
 
 fn build(ring: &TxRing, frame: u64, bytes: &[u8]) {
-    let mut claim = ring.claim(frame, 1).unwrap();
-    claim.buffer()[..bytes.len()].copy_from_slice(bytes);
-    claim.built(1, bytes.len(), TxMeta::default());
-    claim.publish();
+    let mut begun = ring.begin(frame, 1).unwrap();
+    begun.buffer()[..bytes.len()].copy_from_slice(bytes);
+    begun.built(1, bytes.len(), TxMeta::default());
+    begun.publish();
 }
 
 const CALLS: u32 = 16;
@@ -36,7 +36,7 @@ fn send_all(transmitter: &mut Transmitter) -> Vec<Vec<u8>> {
 
 #[test]
 fn frames_leave_past_a_hole_once_enough_are_ready_behind_it_and_each_once() {
-    let (ring, mut transmitter) = TxRing::new(8, (64, 0), None);
+    let (ring, mut transmitter) = TxRing::new(8, (64, 0), 32, None);
     transmitter.send_past(3, CALLS);
     assert_eq!(transmitter.journal(), []);
     for k in [1, 2, 4] {
@@ -48,7 +48,7 @@ fn frames_leave_past_a_hole_once_enough_are_ready_behind_it_and_each_once() {
     assert_eq!(send_all(&mut transmitter).len(), 3);
     assert_eq!((ring.sent(), transmitter.passed()), (0, 3));
     // Their slots are not free, and nothing goes twice.
-    assert_eq!(ring.claim(9, 1).err(), Some(Diverged(9)));
+    assert_eq!(ring.begin(9, 1).err(), Some(NotFree::NotDue));
     assert_eq!(send_all(&mut transmitter), Vec::<Vec<u8>>::new());
     build(&ring, 0, b"a0");
     assert_eq!(send_all(&mut transmitter), [b"a0"]);
@@ -87,7 +87,7 @@ fn a_hole_is_as_old_as_the_first_frame_that_was_seen_behind_it() {
 
 #[test]
 fn a_hole_that_few_frames_wait_behind_is_waited_for() {
-    let (ring, mut transmitter) = TxRing::new(8, (64, 0), None);
+    let (ring, mut transmitter) = TxRing::new(8, (64, 0), 32, None);
     transmitter.send_past(3, CALLS);
     build(&ring, 1, b"b1");
     build(&ring, 7, b"b7");
@@ -100,7 +100,7 @@ fn a_hole_that_few_frames_wait_behind_is_waited_for() {
 
 #[test]
 fn frames_leave_in_the_order_of_their_numbers_however_they_were_built() {
-    let (ring, mut transmitter) = TxRing::new(4, (64, 0), None);
+    let (ring, mut transmitter) = TxRing::new(4, (64, 0), 32, None);
     build(&ring, 1, b"b1");
     assert_eq!(send_all(&mut transmitter), Vec::<Vec<u8>>::new());
     build(&ring, 0, b"a0");
@@ -114,30 +114,72 @@ fn frames_leave_in_the_order_of_their_numbers_however_they_were_built() {
 
 #[test]
 fn a_second_builder_of_a_frame_is_found_out() {
-    let (ring, mut transmitter) = TxRing::new(4, (64, 0), None);
+    let (ring, mut transmitter) = TxRing::new(4, (64, 0), 32, None);
     build(&ring, 0, b"a0");
-    assert_eq!(ring.claim(0, 1).err(), Some(Diverged(0)));
-    assert_eq!(ring.claim(4, 1).err(), Some(Diverged(4)));
+    assert_eq!(ring.begin(0, 1).err(), Some(NotFree::Done));
+    assert_eq!(ring.begin(4, 1).err(), Some(NotFree::NotDue));
     send_all(&mut transmitter);
-    assert_eq!(ring.claim(0, 1).err(), Some(Diverged(0)));
-    assert!(ring.claim(4, 1).is_ok());
+    assert_eq!(ring.begin(0, 1).err(), Some(NotFree::Done));
+    let begun = ring.begin(4, 1).unwrap();
+    assert_eq!(ring.check_free(4), Err(NotFree::Begun));
+    drop(begun);
+    assert_eq!(ring.check_free(4), Ok(()));
 }
 
 #[test]
 fn of_two_builders_one_takes_the_slot_wherever_the_other_comes_in_between() {
-    let claim = |ring: &TxRing| ring.claim(0, 1).map(core::mem::forget);
+    let begin = |ring: &TxRing| ring.begin(0, 1).map(core::mem::forget);
     for step in 0.. {
-        let (ring, _transmitter) = TxRing::new(4, (64, 0), None);
+        let (ring, _transmitter) = TxRing::new(4, (64, 0), 32, None);
         let same = Arc::clone(&ring);
-        let (one, other) = interrupted(step, move || claim(&same), || claim(&ring));
+        let (one, other) = interrupted(step, move || begin(&same), || begin(&ring));
         let Some(other) = other else {
             assert!(step > 0, "a slot is taken without any access");
             break;
         };
         let both = [one, other];
-        let taken = both.iter().filter(|claim| claim.is_ok()).count();
+        let taken = both.iter().filter(|begun| begun.is_ok()).count();
         assert_eq!(taken, 1, "interrupted before access {step}: {both:?}");
     }
+}
+
+#[test]
+fn a_chunk_has_the_first_owner_that_was_named_until_all_of_it_has_left() {
+    let (ring, mut transmitter) = TxRing::with_chunks(8, (64, 0), 4, None);
+    for lap in 0..3 {
+        let at = 8 * lap;
+        assert_eq!(ring.owner(at + 3), Owner::Unassigned);
+        drop(ring.begin(at, 2).unwrap());
+        assert_eq!(ring.assign(at + 3, 55), Owner::Worker(55));
+        build_range(&ring, at..at + 4);
+        assert_eq!(ring.assign(at, 0), Owner::Worker(55));
+        assert_eq!(ring.owner(at + 4), Owner::Unassigned);
+        assert_eq!(ring.assign(at + 8, 7), Owner::Worker(7), "it is not due");
+        assert_eq!(ring.owner(at + 8), Owner::Unassigned);
+        build_range(&ring, at + 4..at + 8);
+        assert_eq!(send_all(&mut transmitter).len(), 8);
+        assert_eq!(ring.owner(at + 1), Owner::Done);
+        assert_eq!(ring.assign(at + 1, 3), Owner::Done);
+    }
+}
+
+#[test]
+fn what_is_built_is_known_up_to_the_first_frame_that_is_not() {
+    let (ring, mut transmitter) = TxRing::with_chunks(8, (64, 0), 4, None);
+    let mut built = 0;
+    build_range(&ring, 0..2);
+    build_range(&ring, 4..6);
+    assert!(!ring.has_built(&mut built, 6) && built == 2);
+    let begun = ring.begin(2, 2).unwrap();
+    assert!(!ring.has_built(&mut built, 3));
+    drop(begun);
+    build_range(&ring, 2..4);
+    assert!(ring.has_built(&mut built, 6) && built == 6);
+    assert!(!ring.has_built(&mut built, 7));
+    build_range(&ring, 6..8);
+    assert_eq!(send_all(&mut transmitter).len(), 8);
+    assert!(ring.has_built(&mut 0, 8));
+    assert!(!ring.has_built(&mut 0, 9));
 }
 
 #[test]
@@ -145,7 +187,7 @@ fn of_threads_that_want_every_frame_one_builds_each() {
     const FRAMES: u64 = 20_000;
     const SLOTS: u64 = 64;
     const CHUNK: u64 = tx_chunk(SLOTS);
-    let (ring, mut transmitter) = TxRing::new(SLOTS as usize, (64, 0), None);
+    let (ring, mut transmitter) = TxRing::new(SLOTS as usize, (64, 0), 32, None);
     let build_all = || {
         let mut built = 0;
         for frame in 0..FRAMES {
@@ -153,9 +195,9 @@ fn of_threads_that_want_every_frame_one_builds_each() {
             while frame >= ring.sent() / CHUNK * CHUNK + SLOTS {
                 std::thread::yield_now();
             }
-            if let Ok(mut claim) = ring.claim(frame, 1) {
-                claim.built(0, 8, TxMeta::default());
-                claim.publish();
+            if let Ok(mut begun) = ring.begin(frame, 1) {
+                begun.built(0, 8, TxMeta::default());
+                begun.publish();
                 built += 1;
             }
         }
@@ -173,22 +215,22 @@ fn of_threads_that_want_every_frame_one_builds_each() {
 }
 
 #[test]
-fn a_claim_dropped_unpublished_can_be_taken_again() {
-    let (ring, mut transmitter) = TxRing::new(4, (64, 0), None);
-    drop(ring.claim(0, 1).unwrap());
+fn a_frame_that_is_begun_and_given_up_is_free_again() {
+    let (ring, mut transmitter) = TxRing::new(4, (64, 0), 32, None);
+    drop(ring.begin(0, 1).unwrap());
     build(&ring, 0, b"a0");
     assert_eq!(send_all(&mut transmitter), [b"a0"]);
 }
 
-/// Claims and builds these frames, of one chunk, each of two bytes.
+/// Builds these frames, of one chunk, each of two bytes.
 fn build_range(ring: &TxRing, frames: core::ops::Range<u64>) {
     let count = frames.end - frames.start;
-    let mut claim = ring.claim(frames.start, count as u32).unwrap();
+    let mut begun = ring.begin(frames.start, count as u32).unwrap();
     for frame in frames {
-        claim.buffer()[..2].copy_from_slice(&[b'a', frame as u8]);
-        claim.built(1, 2, TxMeta::default());
+        begun.buffer()[..2].copy_from_slice(&[b'a', frame as u8]);
+        begun.built(1, 2, TxMeta::default());
     }
-    claim.publish();
+    begun.publish();
 }
 
 fn numbers(sent: &[Vec<u8>]) -> Vec<u8> {
@@ -205,13 +247,13 @@ fn parts_of_a_chunk_leave_in_order_and_its_slots_are_free_when_all_have() {
         build_range(&ring, at..at + 1);
         assert_eq!(numbers(&send_all(&mut transmitter)), [at as u8]);
         // Its frames of the next lap have no slots yet.
-        assert_eq!(ring.claim(at + 8, 1).err(), Some(Diverged(at + 8)));
+        assert_eq!(ring.begin(at + 8, 1).err(), Some(NotFree::NotDue));
         build_range(&ring, at + 4..at + 6);
         build_range(&ring, at + 1..at + 2);
         let rest: Vec<u8> = (1..6).map(|i| (at + i) as u8).collect();
         assert_eq!(numbers(&send_all(&mut transmitter)), rest);
         assert_eq!(ring.sent(), at + 6);
-        drop(ring.claim(at + 8, 4).unwrap());
+        drop(ring.begin(at + 8, 4).unwrap());
         build_range(&ring, at + 6..at + 8);
         assert_eq!(send_all(&mut transmitter).len(), 2);
     }
@@ -236,15 +278,18 @@ fn of_a_chunk_that_is_sent_past_a_hole_no_frame_leaves_twice() {
 }
 
 #[test]
-fn a_claim_of_several_frames_has_all_or_none_and_unwinding_gives_them_up() {
+fn the_free_frames_in_a_row_are_begun_together_and_unwinding_gives_them_up() {
     let (ring, mut transmitter) = TxRing::with_chunks(8, (64, 0), 4, None);
     build_range(&ring, 1..2);
-    assert_eq!(ring.claim(0, 2).err(), Some(Diverged(0)));
-    assert_eq!(ring.claim(1, 3).err(), Some(Diverged(1)));
+    let lens = [(0, 2, 1), (2, 9, 2), (4, 3, 3), (4, 9, 4)];
+    for (first, most, len) in lens {
+        assert_eq!(ring.begin(first, most).unwrap().left(), len);
+    }
+    assert_eq!(ring.begin(1, 3).err(), Some(NotFree::Done));
     let dies = std::panic::AssertUnwindSafe(|| {
-        let mut claim = ring.claim(2, 2).unwrap();
-        claim.built(0, 2, TxMeta::default());
-        claim.publish();
+        let mut begun = ring.begin(2, 2).unwrap();
+        begun.built(0, 2, TxMeta::default());
+        begun.publish();
     });
     assert!(std::panic::catch_unwind(dies).is_err(), "3 is not built");
     build_range(&ring, 2..4);
@@ -254,14 +299,14 @@ fn a_claim_of_several_frames_has_all_or_none_and_unwinding_gives_them_up() {
 
 #[test]
 #[should_panic(expected = "no frame is left to build")]
-fn a_slot_that_is_not_claimed_is_not_written() {
+fn a_slot_that_is_not_begun_is_not_written() {
     let (ring, _transmitter) = TxRing::with_chunks(8, (64, 0), 4, None);
-    let mut claim = ring.claim(0, 2).unwrap();
+    let mut begun = ring.begin(0, 2).unwrap();
     for _ in 0..2 {
-        claim.buffer();
-        claim.built(0, 2, TxMeta::default());
+        begun.buffer();
+        begun.built(0, 2, TxMeta::default());
     }
-    claim.buffer();
+    begun.buffer();
 }
 
 #[test]
@@ -269,7 +314,7 @@ fn a_borrowed_payload_is_sent_from_the_send_ring() {
     use crate::config::Limits;
     use crate::io::stream::Streams;
     use crate::log::request::ConnId;
-    let (ring, mut transmitter) = TxRing::new(4, (64, 0), None);
+    let (ring, mut transmitter) = TxRing::new(4, (64, 0), 32, None);
     let limits = Limits::default().connections(1).send_buffer(1024);
     let streams = Streams::new(&limits, 4);
     let conn = ConnId {
@@ -279,11 +324,11 @@ fn a_borrowed_payload_is_sent_from_the_send_ring() {
     let stream = streams.get(conn).unwrap();
     assert_eq!(stream.write(b"carried"), 7);
     for (frame, head) in [(0, b"h0"), (1, b"h1")] {
-        let mut claim = ring.claim(frame, 1).unwrap();
-        claim.buffer()[..2].copy_from_slice(head);
+        let mut begun = ring.begin(frame, 1).unwrap();
+        begun.buffer()[..2].copy_from_slice(head);
         let carried = stream.borrow_payload(frame, 3).unwrap();
-        claim.built_with_payload(2, carried, TxMeta::default());
-        claim.publish();
+        begun.built_with_payload(2, carried, TxMeta::default());
+        begun.publish();
     }
     assert!(
         stream.borrow_payload(1023, 2).is_none(),
@@ -311,12 +356,12 @@ fn frames_are_prepared_when_they_are_built_and_sent_by_slots_in_a_row() {
     let (ring, mut transmitter) = TxRing::with_chunks(8, (64, 0), 4, Some(preparer));
     let noted = || core::mem::take(&mut *noting.0.lock().unwrap());
     let build_some = |first: u64, count: u32| {
-        let mut claim = ring.claim(first, count).unwrap();
+        let mut begun = ring.begin(first, count).unwrap();
         for frame in first..first + u64::from(count) {
-            claim.buffer()[..2].copy_from_slice(&[b'p', frame as u8]);
-            claim.built(1, 2, TxMeta::default());
+            begun.buffer()[..2].copy_from_slice(&[b'p', frame as u8]);
+            begun.built(1, 2, TxMeta::default());
         }
-        claim
+        begun
     };
     let frames = |numbers: core::ops::Range<u8>| -> Vec<Vec<u8>> {
         numbers.map(|number| vec![b'p', number]).collect()
@@ -357,13 +402,13 @@ fn first_touches() -> u64 {
 fn building_the_first_frames_touches_no_page_for_the_first_time() {
     const FRAME: usize = 1600;
     for slot_len in [FRAME, 65_536] {
-        let (ring, _transmitter) = TxRing::new(1024, (slot_len, FRAME), None);
+        let (ring, _transmitter) = TxRing::new(1024, (slot_len, FRAME), 32, None);
         let before = first_touches();
         for frame in 0..1024 {
-            let mut claim = ring.claim(frame, 1).unwrap();
-            claim.buffer()[..FRAME].fill(frame as u8);
-            claim.built(64, FRAME, TxMeta::default());
-            claim.publish();
+            let mut begun = ring.begin(frame, 1).unwrap();
+            begun.buffer()[..FRAME].fill(frame as u8);
+            begun.built(64, FRAME, TxMeta::default());
+            begun.publish();
         }
         let touched = first_touches() - before;
         assert!(touched < 16, "{slot_len}: {touched} pages");

@@ -344,7 +344,7 @@ impl Data {
                 match &effect {
                     Effect::Transmit(transmit) => {
                         let (template, range) = (&mut input.template, (first, end - first));
-                        perform::build(world, transmit, range, template, &mut self.stats, || ());
+                        perform::build(world, transmit, range, template, &mut self.stats);
                     }
                     Effect::Send(send) => {
                         for i in first..end {
@@ -763,14 +763,7 @@ impl Requests<Vec<Effect>> for Applying<'_> {
                 }
                 Effect::Transmit(transmit) if transmit.payload_len == 0 => {
                     for i in 0..transmit.count {
-                        perform::build(
-                            self.world,
-                            &transmit,
-                            (i, 1),
-                            self.template,
-                            self.stats,
-                            || (),
-                        );
+                        perform::build(self.world, &transmit, (i, 1), self.template, self.stats);
                     }
                 }
                 Effect::Transmit(transmit) => {
