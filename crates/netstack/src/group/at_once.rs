@@ -8,22 +8,14 @@
 use core::panic::AssertUnwindSafe;
 use std::panic::{catch_unwind, resume_unwind};
 
-use super::execute::{Access, Executor};
+use dominoes::UnitState;
+
+use super::execute::{Executor, Step};
 use super::pending::{Applied, Cursor, PendingEffects};
 use super::worker::{ReplicatedWorker, ready};
 use crate::group::{FaultHooks, Primaries};
 use crate::io::world::Wakes;
 use crate::log::effect::Effect;
-
-/// How far the effects of a request are performed.
-enum Progress {
-    /// All of them.
-    Done,
-    /// All except frames of other workers.
-    OthersLeft,
-    /// The effects before this number, and this number of frames of the next one.
-    Stopped(u32, u32),
-}
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Applies requests of the next batch and performs them at once, if the batch is this worker's
@@ -145,8 +137,8 @@ impl<T: FaultHooks> Executor<'_, T> {
         pending: &mut PendingEffects,
         frames_end: u64,
     ) -> bool {
-        let progress = self.perform_effects(&applied, effects, frames_end);
-        if let Progress::Done = progress {
+        let performed = self.perform_effects(&applied, effects, frames_end);
+        if performed == Ok(Step::Performed) {
             if pending.applied.is_empty() {
                 pending.first += 1;
             } else {
@@ -160,9 +152,8 @@ impl<T: FaultHooks> Executor<'_, T> {
             self.cursor.effect = pending.effects.len();
             pending.effects.extend(effects.drain(..));
             pending.applied.push_back(applied);
-            if let Progress::Stopped(number, frame) = progress {
-                self.cursor.effect += number as usize;
-                (self.cursor.number, self.cursor.frame) = (number, frame);
+            if performed.is_err() {
+                self.cursor.effect += self.cursor.number as usize;
                 return false;
             }
             self.cursor.effect = pending.effects.len();
@@ -178,49 +169,50 @@ impl<T: FaultHooks> Executor<'_, T> {
         true
     }
 
+    /// Performs the `effects` of the request at the cursor. [`Step::Passed`] means that frames of
+    /// other workers are left; an error, that all from the cursor on is.
     #[inline(always)]
     fn perform_effects(
         &mut self,
         applied: &Applied,
         effects: &[Effect],
         frames_end: u64,
-    ) -> Progress {
-        let mut others_left = false;
+    ) -> Result<Step, Step> {
+        let mut done = Step::Performed;
         for (number, effect) in (0..).zip(effects) {
             (self.cursor.number, self.cursor.frame) = (number, 0);
             let before = self.stats.frames;
             let most = frames_end.saturating_sub(before) as u32;
-            let (built, count) = match effect {
-                Effect::Transmit(transmit) => (
-                    self.build_own_frames(applied, transmit, most),
-                    transmit.count,
-                ),
-                Effect::Send(send) => (self.build_own_frames(applied, send, most), send.count),
+            let count = match effect {
+                Effect::Transmit(transmit) => {
+                    self.build_own_frames(applied, transmit, most)?;
+                    transmit.count
+                }
+                Effect::Send(send) => {
+                    self.build_own_frames(applied, send, most)?;
+                    send.count
+                }
                 effect => {
-                    match self.claim_piece(applied, number) {
-                        Access::Do => self.execute(applied, effect),
-                        Access::Pass => {}
-                        Access::Stop => return Progress::Stopped(number, 0),
+                    match self.begin_piece(applied, number) {
+                        Ok(()) => self.execute(applied, effect),
+                        Err(UnitState::Done) => {}
+                        Err(_) => return Err(Step::Blocked),
                     }
                     continue;
                 }
             };
-            if built.is_err() {
-                return Progress::Stopped(number, self.cursor.frame);
+            if self.stats.frames - before < u64::from(count) {
+                done = Step::Passed;
             }
-            others_left |= self.stats.frames - before < u64::from(count);
         }
         if applied.left == 0 {
-            self.cursor.number = applied.effects;
-            match self.claim_piece(applied, applied.effects) {
-                Access::Do => self.finish_batch(),
-                Access::Pass => {}
-                Access::Stop => return Progress::Stopped(applied.effects, 0),
+            (self.cursor.number, self.cursor.frame) = (applied.effects, 0);
+            match self.begin_piece(applied, applied.effects) {
+                Ok(()) => self.finish_batch(),
+                Err(UnitState::Done) => {}
+                Err(_) => return Err(Step::Blocked),
             }
         }
-        match others_left {
-            true => Progress::OthersLeft,
-            false => Progress::Done,
-        }
+        Ok(done)
     }
 }

@@ -13,7 +13,7 @@ use super::pending::{Applied, Cursor, PendingEffects, piece};
 use crate::group::{FaultHooks, ReplicatedShared};
 use crate::io::perform;
 use crate::io::perform::Template;
-use crate::io::tx::{BegunFrames, NotFree, Owner};
+use crate::io::tx::{BegunFrames, Owner};
 use crate::io::world::{Wakes, World};
 use crate::io::{BatchRuns, FrameRecycler};
 use crate::log::effect::{Effect, SendDatagrams, Transmit};
@@ -110,21 +110,10 @@ impl NumberedFrames for SendDatagrams {
     }
 }
 
-/// Whether a piece of work may be done now.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
-    /// The caller must do it now.
-    Do,
-    /// It is done.
-    Pass,
-    /// It is not done, and the caller must not do it now.
-    Stop,
-}
-
-/// The outcome of a step.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// The outcome of a step, or of performing a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The step performed something, or found it done by another worker.
+    /// It performed something, or found it done by another worker.
     Performed,
     /// The cursor passed work that is done, or is another worker's.
     Passed,
@@ -172,10 +161,10 @@ impl<T: FaultHooks> Executor<'_, T> {
         let mine = assigned.is_mine(self.id, first, applied.primary);
         if number == applied.effects {
             if mine && applied.left == 0 {
-                match self.claim_piece(applied, number) {
-                    Access::Do => self.finish_batch(),
-                    Access::Pass => {}
-                    Access::Stop => return Step::Blocked,
+                match self.begin_piece(applied, number) {
+                    Ok(()) => self.finish_batch(),
+                    Err(UnitState::Done) => {}
+                    Err(_) => return Step::Blocked,
                 }
             }
             if usize::from(applied.primary) == self.id {
@@ -196,10 +185,10 @@ impl<T: FaultHooks> Executor<'_, T> {
                 Err(early) => return early,
             },
             effect if mine => {
-                match self.claim_piece(applied, number) {
-                    Access::Do => self.execute(applied, effect),
-                    Access::Pass => {}
-                    Access::Stop => return Step::Blocked,
+                match self.begin_piece(applied, number) {
+                    Ok(()) => self.execute(applied, effect),
+                    Err(UnitState::Done) => {}
+                    Err(_) => return Step::Blocked,
                 }
                 step = Step::Performed;
             }
@@ -237,8 +226,8 @@ impl<T: FaultHooks> Executor<'_, T> {
                     built += count;
                     self.cursor.frame += count;
                 }
-                Err(NotFree::Begun) if built > 0 => return Err(Step::Performed),
-                Err(NotFree::Begun) => return Err(Step::Blocked),
+                Err(UnitState::Begun) if built > 0 => return Err(Step::Performed),
+                Err(UnitState::Begun) => return Err(Step::Blocked),
                 Err(_) => self.cursor.frame += 1,
             }
         }
@@ -278,18 +267,19 @@ impl<T: FaultHooks> Executor<'_, T> {
         tx.assign(frame, owner)
     }
 
-    /// Whether effect `number` of the cursor's request is to be performed now; if `number` is the
-    /// number of effects, whether what is left of the request is.
+    /// Begins the batch of the cursor's request, unless this worker has, so that it may perform
+    /// effect `number`; if that is the number of effects, so that it may finish the batch.
+    ///
+    /// # Errors
+    /// The state of that piece of work, if it is done, or another worker has begun the batch.
     #[inline(always)]
-    pub(crate) fn claim_piece(&mut self, applied: &Applied, number: u32) -> Access {
-        if !self.has_begun_batch(applied)
-            && let Some(found) = self.begin_batch(applied)
-        {
-            return found;
+    pub(crate) fn begin_piece(&mut self, applied: &Applied, number: u32) -> Result<(), UnitState> {
+        if !self.has_begun_batch(applied) {
+            self.begin_batch(applied)?;
         }
         match &self.begun {
-            Some(begun) if begun.has_done(piece(applied.index, number)) => Access::Pass,
-            _ => Access::Do,
+            Some(begun) if begun.has_done(piece(applied.index, number)) => Err(UnitState::Done),
+            _ => Ok(()),
         }
     }
 
@@ -302,17 +292,11 @@ impl<T: FaultHooks> Executor<'_, T> {
     }
 
     #[inline(never)]
-    fn begin_batch(&mut self, applied: &Applied) -> Option<Access> {
+    fn begin_batch(&mut self, applied: &Applied) -> Result<(), UnitState> {
         self.release_batch();
         let first = self.cursor.seq - u64::from(applied.index);
-        match self.shared.published.begin(first) {
-            Ok(begun) => {
-                self.begun = Some(begun);
-                None
-            }
-            Err(UnitState::Done) => Some(Access::Pass),
-            Err(_) => Some(Access::Stop),
-        }
+        self.begun = Some(self.shared.published.begin(first)?);
+        Ok(())
     }
 
     /// Reports the batch that this worker has begun as done, and recycles its frames.
@@ -339,7 +323,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         &mut self,
         frames: &F,
         most: u32,
-    ) -> Result<u32, NotFree> {
+    ) -> Result<u32, UnitState> {
         let from = self.cursor.frame;
         let most = match F::TOGETHER {
             true => most.min(frames.count() - from),
@@ -348,7 +332,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         let world = &self.shared.world;
         let begun = world.tx.begin(frames.first() + u64::from(from), most);
         let begun = begun.inspect_err(|why| {
-            self.stats.diverged += u64::from(*why == NotFree::NotDue);
+            self.stats.diverged += u64::from(*why == UnitState::Free);
         })?;
         let count = begun.left();
         let (hooks, seq) = (&mut *self.hooks, self.cursor.seq);

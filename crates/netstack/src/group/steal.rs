@@ -37,10 +37,10 @@
 
 use dominoes::{Seq, UnitState};
 
-use super::execute::{Access, Executor, NumberedFrames};
+use super::execute::{Executor, NumberedFrames};
 use super::pending::{Applied, PendingEffects, piece};
 use crate::group::{FaultHooks, Layout, ReplicatedShared};
-use crate::io::tx::{NotFree, Owner};
+use crate::io::tx::Owner;
 use crate::log::effect::Effect;
 use crate::time::Instant;
 
@@ -190,7 +190,10 @@ impl<T: FaultHooks> Executor<'_, T> {
             let number = self.cursor.number;
             if number == applied.effects {
                 if applied.left == 0 {
-                    if self.steal_piece(stragglers, &mut skipped, applied, number) == Access::Do {
+                    if self
+                        .steal_piece(stragglers, &mut skipped, applied, number)
+                        .is_ok()
+                    {
                         self.finish_batch();
                     }
                     skipped = false;
@@ -215,7 +218,10 @@ impl<T: FaultHooks> Executor<'_, T> {
                     }
                 }
                 effect => {
-                    if self.steal_piece(stragglers, &mut skipped, applied, number) == Access::Do {
+                    if self
+                        .steal_piece(stragglers, &mut skipped, applied, number)
+                        .is_ok()
+                    {
                         self.execute(applied, effect);
                         done += 1;
                         self.stats.stolen += u64::from(!self.is_own(applied));
@@ -227,44 +233,39 @@ impl<T: FaultHooks> Executor<'_, T> {
         done
     }
 
-    /// As [`claim_piece`](Self::claim_piece), for a batch that is perhaps another worker's.
+    /// As [`begin_piece`](Self::begin_piece), for a batch that is perhaps another worker's.
     fn steal_piece(
         &mut self,
         stragglers: &mut Stragglers,
         skipped: &mut bool,
         applied: &Applied,
         number: u32,
-    ) -> Access {
-        let shared = self.shared;
-        let seq = self.cursor.seq;
+    ) -> Result<(), UnitState> {
+        let (shared, seq) = (self.shared, self.cursor.seq);
         let owner = match self.owner(applied) {
-            Owner::Worker(owner) => owner,
-            Owner::Done => return Access::Pass,
-            Owner::Unassigned => {
+            Owner::Worker(owner) if !*skipped => owner,
+            Owner::Done => return Err(UnitState::Done),
+            _ => {
                 *skipped = true;
-                return Access::Stop;
+                return Err(UnitState::Begun);
             }
         };
-        if *skipped {
-            return Access::Stop;
-        }
         let found = if self.has_begun_batch(applied) {
-            self.claim_piece(applied, number)
+            self.begin_piece(applied, number)
         } else {
             let first = seq - u64::from(applied.index);
             match shared.published.state(first, piece(applied.index, number)) {
-                UnitState::Done => return Access::Pass,
-                UnitState::Begun => Access::Stop,
                 UnitState::Free
                     if !stragglers.may_steal(shared, self.pending, self.id, owner, seq) =>
                 {
-                    Access::Stop
+                    Err(UnitState::Begun)
                 }
-                UnitState::Free if T::ACTIVE && self.hooks.steals_unclaimed(seq) => Access::Do,
-                UnitState::Free => self.claim_piece(applied, number),
+                UnitState::Free if T::ACTIVE && self.hooks.steals_unclaimed(seq) => Ok(()),
+                UnitState::Free => self.begin_piece(applied, number),
+                state => Err(state),
             }
         };
-        *skipped |= found == Access::Stop;
+        *skipped |= found == Err(UnitState::Begun);
         found
     }
 
@@ -299,22 +300,21 @@ impl<T: FaultHooks> Executor<'_, T> {
         let tx = &shared.world.tx;
         let frame = frames.first() + u64::from(self.cursor.frame);
         let owner = tx.owner(frame);
-        let found = match (tx.check_free(frame), owner) {
-            (Ok(()), Owner::Worker(owner)) => {
-                match stragglers.may_steal(shared, self.pending, self.id, owner, seq) {
-                    true => self.build(frames, 1),
-                    false => Err(NotFree::Begun),
-                }
+        let found = match (tx.state(frame), owner) {
+            (UnitState::Free, Owner::Worker(owner))
+                if stragglers.may_steal(shared, self.pending, self.id, owner, seq) =>
+            {
+                self.build(frames, 1)
             }
-            (Ok(()), _) => Err(NotFree::Begun),
-            (Err(why), _) => Err(why),
+            (UnitState::Free, _) => Err(UnitState::Begun),
+            (state, _) => Err(state),
         };
         let (built, behind) = match found {
             Ok(_) => {
                 self.stats.stolen += u64::from(owner != Owner::Worker(self.id));
                 (1, 1)
             }
-            Err(NotFree::Begun) => (0, tx.chunk_end(frame) - frame),
+            Err(UnitState::Begun) => (0, tx.chunk_end(frame) - frame),
             Err(_) => (0, 1),
         };
         let rest = u64::from(frames.count() - self.cursor.frame);

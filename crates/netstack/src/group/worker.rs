@@ -28,8 +28,7 @@ use std::sync::Arc;
 use dominoes::group::WorkerState;
 use dominoes::{ReadBatch, Seq, Spin, Subscription};
 
-use super::assign::Owner;
-use super::execute::{Executor, HeldUnits, Step};
+use super::execute::{Executor, Step};
 use super::intake::{Intake, Publishing};
 use super::pending::{Cursor, PendingEffects};
 use super::queues::{QueueOrder, first_queue};
@@ -45,6 +44,7 @@ use crate::io::perform::Template;
 use crate::io::record::{Entry, Recorder};
 use crate::io::rx::Log;
 use crate::io::sleep::{Sleep, sleep_alone};
+use crate::io::tx::Owner;
 use crate::io::world::Wakes;
 use crate::io::{BatchRuns, FrameRecycler};
 use crate::log::effect::Effect;

@@ -16,7 +16,7 @@
 //!
 //! These two words say who builds a frame, whether a thread is at it, and whether it is built;
 //! nothing else does. Any worker may begin a free frame, so a late owner delays nobody for long.
-//! [`Begun`](NotFree::Begun) means that a thread works on the frame now: others must wait for it.
+//! While a frame is [begun](UnitState::Begun), a thread works on it: others wait for that thread.
 //!
 //! `apply` never numbers a frame while its slot's chunk holds an unsent frame of an earlier lap: it
 //! rounds `sent`, which the transmit pump publishes, down to whole chunks
@@ -37,8 +37,8 @@
 //! all earlier ones have left, so that it is not sent again. `sent`, and thus credit and the reuse
 //! of slots, covers only the prefix without holes.
 //!
-//! A frame whose slot still has an earlier frame is [not due](NotFree::NotDue): no replica asks for
-//! one unless its state is wrong.
+//! No replica asks for a frame whose slot still has an earlier frame, unless its state is wrong:
+//! [`TxRing::begin`] then fails with [`UnitState::Free`].
 
 #[cfg(all(test, netstack_loom))]
 mod loom_models;
@@ -54,6 +54,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use crossbeam_utils::CachePadded;
+use dominoes::UnitState;
 use dominoes_drivers::{TxFrame, TxMeta, TxPrepare};
 
 use crate::config::tx_chunk;
@@ -122,17 +123,6 @@ pub(crate) enum Owner {
     Unassigned,
     /// The work is long done.
     Done,
-}
-
-/// Why a frame cannot be begun.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotFree {
-    /// A builder has begun it.
-    Begun,
-    /// It is built.
-    Done,
-    /// Its slot still has an earlier frame: the state of the replica that asks is wrong.
-    NotDue,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -321,25 +311,27 @@ impl TxRing {
         }
     }
 
-    /// Whether frame `frame` can be begun now.
-    pub(crate) fn check_free(&self, frame: u64) -> Result<(), NotFree> {
+    /// The state of frame `frame`.
+    pub(crate) fn state(&self, frame: u64) -> UnitState {
         let found = self.chunk(frame).begun.load(Ordering::Relaxed);
-        self.count_free(found, frame).map(drop)
+        self.count_free(found, frame)
+            .err()
+            .unwrap_or(UnitState::Free)
     }
 
     /// How many frames can be begun, from frame `first` to the end of its chunk, whose word is
     /// `found`.
     #[inline(always)]
-    fn count_free(&self, found: u64, first: u64) -> Result<u32, NotFree> {
+    fn count_free(&self, found: u64, first: u64) -> Result<u32, UnitState> {
         match compare_lap(found, self.lap(first)) {
             cmp::Ordering::Equal => {}
-            cmp::Ordering::Greater => return Err(NotFree::Done),
-            cmp::Ordering::Less => return Err(NotFree::NotDue),
+            cmp::Ordering::Greater => return Err(UnitState::Done),
+            cmp::Ordering::Less => return Err(UnitState::Free),
         }
         match (found as u32 >> self.bit(first)).trailing_zeros() {
             0 => Err(match self.count_built(first) {
-                (cmp::Ordering::Less, _) | (cmp::Ordering::Equal, 0) => NotFree::Begun,
-                _ => NotFree::Done,
+                (cmp::Ordering::Less, _) | (cmp::Ordering::Equal, 0) => UnitState::Begun,
+                _ => UnitState::Done,
             }),
             free => Ok(free.min((self.chunk_end(first) - first) as u32)),
         }
@@ -376,9 +368,9 @@ impl TxRing {
     /// end of the chunk.
     ///
     /// # Errors
-    /// If frame `first` is not free.
+    /// The state of frame `first`: [`UnitState::Free`] if its slot still has an earlier frame.
     #[inline(always)]
-    pub(crate) fn begin(&self, first: u64, most: u32) -> Result<BegunFrames<'_>, NotFree> {
+    pub(crate) fn begin(&self, first: u64, most: u32) -> Result<BegunFrames<'_>, UnitState> {
         let chunk = self.chunk(first);
         let mut found = chunk.begun.load(Ordering::Relaxed);
         loop {
