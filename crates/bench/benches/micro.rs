@@ -14,7 +14,7 @@
 use criterion::{BatchSize, Bencher, BenchmarkId, Criterion, Throughput};
 use dominoes::replicated::{MapOp, Replicated};
 use dominoes::{
-    EventCount, Exclusive, Park, ReadBatch, Spin, SpinYield, Verdicts, Wait, Wheel, batches,
+    EventCount, Park, ReadBatch, Spin, SpinYield, TryLock, Verdicts, Wait, Wheel, batches,
 };
 use dominoes_bench::micro::timers::{AHEAD, Heap, Map, Timers, filled};
 use dominoes_bench::micro::{CAPACITY, Others, Ring};
@@ -296,7 +296,7 @@ fn beside(criterion: &mut Criterion) {
         bencher.iter(|| batches.read(black_box(0)).and_then(ReadBatch::release));
     });
     group.bench_function("role, take and give back", |bencher| {
-        let role = Exclusive::new(0u64);
+        let role = TryLock::new(0u64);
         bencher.iter(|| *role.try_take().unwrap() += 1);
     });
 }

@@ -8,7 +8,7 @@
 //! join and leave. A good run prints a line of counts and `ok` for each.
 
 use dominoes::{
-    Exclusive, Park, Publisher, Replicated, SpinYield, StateMachine, Subscription, Wait, channel,
+    Park, Publisher, Replicated, SpinYield, StateMachine, Subscription, TryLock, Wait, channel,
     replicated::ReplicaStatus,
 };
 use std::{
@@ -58,7 +58,7 @@ impl Drop for Entry {
 #[derive(Default)]
 struct Shared {
     /// Taken in a loop instead of a mutex, because ThreadSanitizer does not see into std's.
-    spans: Exclusive<HashMap<u64, u64>>,
+    spans: TryLock<HashMap<u64, u64>>,
     agreed: AtomicU64,
     read: AtomicU64,
     panics: AtomicU64,

@@ -105,7 +105,7 @@
 //! | [`Replicated`], [`replicated`] | any state on all cores, with local reads |
 //! | [`Group`], [`group`] | replicas of any state: threads, membership, divergence, repair |
 //! | [`channel`], [`Publisher`], [`Log`], [`Subscription`], [`Batch`] | the multicast log |
-//! | [`Verdicts`], [`batches()`], [`Exclusive`] | small results and owned values beside the slots; a value that one thread at a time can take |
+//! | [`Verdicts`], [`batches()`], [`TryLock`] | small results and owned values beside the slots; a value that one thread at a time can take |
 //! | [`Assignment`], [`PrimaryPolicy`] | which replica does the costly part of an entry |
 //! | [`Units`], [`Batches`] | progress of that part, so that others can take it over |
 //! | [`Context`], [`Domain`], [`Service`], [`Replica`] | pinned threads that run state machines and never block |
@@ -143,7 +143,7 @@
 //!   detect this. It keeps its unit, and publishers wait once they are `capacity` entries ahead of
 //!   its subscription.
 //! * *Beside the slots:* unwinding releases a [`ReadBatch`], a [`BegunBatch`], an
-//!   [`ExclusiveGuard`] and a [`BegunVerdict`]. A batch that the dead replica did not
+//!   [`TryLockGuard`] and a [`BegunVerdict`]. A batch that the dead replica did not
 //!   [finish](BegunBatch::finish) stays in its slot, and the [`BatchWriter`] runs out of room, unless
 //!   another replica finishes it.
 //! * *Work taken out of a [`WorkShare`]* is lost with the worker that took it, since no other
@@ -212,7 +212,7 @@
 //! panics, breaks contracts and reenters. `examples/stress.rs` joins, forks, leaves and panics
 //! under load, also under AddressSanitizer, ThreadSanitizer (`.ci/sanitize`) and Valgrind.
 //! `src/replicated/linearizable.rs` checks histories of random programs. Seven files
-//! contain `unsafe`: `ring.rs`, `slots.rs`, `batches.rs`, `exclusive.rs`, and in `replicated`
+//! contain `unsafe`: `ring.rs`, `slots.rs`, `batches.rs`, `try_lock.rs`, and in `replicated`
 //! `op_log.rs`, `state_lock.rs` and `barrier.rs`. The module documentation of `ring.rs`,
 //! `batches.rs`, `op_log.rs` and `state_lock.rs` has the soundness arguments.
 #![deny(unsafe_code)]
@@ -242,12 +242,12 @@ mod work;
 
 #[expect(unsafe_code, reason = "threads share the values beside the slots")]
 mod batches;
-#[expect(unsafe_code, reason = "it lends its value to one thread at a time")]
-mod exclusive;
 #[expect(unsafe_code, reason = "it decides who accesses which slot of the ring")]
 mod ring;
 #[expect(unsafe_code, reason = "the one owner of slot memory")]
 mod slots;
+#[expect(unsafe_code, reason = "it lends its value to one thread at a time")]
+mod try_lock;
 
 pub use batches::{BatchWriter, Batches, BegunBatch, ReadBatch, batches};
 pub use channel::{Channel, Delivery, Order, Publish, Receive};
@@ -260,7 +260,6 @@ pub use domains::{
     TimerId, TimerPublisher, Turn, Unordered, Wheel, WorkShare,
 };
 pub use error::{BatchError, Closed, JoinError, NoBatch, SubscribeError, TryPublishError};
-pub use exclusive::{Exclusive, ExclusiveGuard};
 pub use group::{Fingerprints, Group, GroupError, Mismatch, Observe};
 pub use log::{Log, Seq, channel, channel_with_slots};
 pub use primary::{
@@ -272,6 +271,7 @@ pub use replicated::{Replicated, StateMachine};
 pub use ring::MAX_SUBSCRIBERS;
 pub use stats::{ChannelStats, DomainStats, Meter, Snapshot};
 pub use subscription::{Batch, Inactive, Iter, Subscription};
+pub use try_lock::{TryLock, TryLockGuard};
 pub use verdicts::{BegunVerdict, Verdicts};
 pub use wait::{EventCount, Key, Park, Spin, SpinYield, Wait, Watch};
 pub use wait_set::{WaitSet, WakeSource};

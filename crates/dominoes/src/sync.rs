@@ -2,7 +2,7 @@
 //!
 //! Normally this is `std`. Under `cfg(loom)` it is loom's model of the same types, so that the
 //! models in `tests/loom.rs` run the code as shipped, including fences. Under
-//! `cfg(netstack_loom)`, for the models of `dominoes-netstack`, only the parts of [`Exclusive`]
+//! `cfg(netstack_loom)`, for the models of `dominoes-netstack`, only the parts of [`TryLock`]
 //! are loom's. ThreadSanitizer does not support fences: under `cfg(tsan)` the two orderings below
 //! turn "release fence, relaxed stores" into release stores and "relaxed loads, acquire fence"
 //! into acquire loads. It does not see the slow path of std's mutex either, so that is replaced.
@@ -40,14 +40,14 @@ pub(crate) use std::sync::atomic::Ordering;
 /// sees all of this one.
 #[cfg(tsan)]
 #[derive(Debug, Default)]
-pub(crate) struct Mutex<T>(crate::exclusive::Exclusive<T>);
+pub(crate) struct Mutex<T>(crate::try_lock::TryLock<T>);
 
 #[cfg(tsan)]
 impl<T> Mutex<T> {
     pub(crate) fn new(value: T) -> Self {
-        Mutex(crate::exclusive::Exclusive::new(value))
+        Mutex(crate::try_lock::TryLock::new(value))
     }
-    pub(crate) fn lock(&self) -> std::sync::LockResult<crate::exclusive::ExclusiveGuard<'_, T>> {
+    pub(crate) fn lock(&self) -> std::sync::LockResult<crate::try_lock::TryLockGuard<'_, T>> {
         loop {
             match self.0.try_take() {
                 Some(guard) => return Ok(guard),

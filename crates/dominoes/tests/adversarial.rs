@@ -7,7 +7,7 @@
 //!
 //! | `unsafe` in | block | test |
 //! |---|---|---|
-//! | `slots.rs`, `exclusive.rs` | `Slots: Send`, `Slots: Sync`, `Exclusive: Sync` | [`what_may_go_to_another_thread`], and the examples marked `compile_fail` |
+//! | `slots.rs`, `try_lock.rs` | `Slots: Send`, `Slots: Sync`, `TryLock: Sync` | [`what_may_go_to_another_thread`], and the examples marked `compile_fail` |
 //! | `slots.rs` | `Slots::new`, `Slots::drop`, `Slots::at` | [`entries_of_any_size_and_alignment`], [`a_capacity_that_no_memory_holds`] |
 //! | `slots.rs` | `View::write` | [`an_iterator_that_panics`], [`an_iterator_that_lies_about_its_length`], [`an_iterator_that_uses_the_channel`] |
 //! | `slots.rs` | `Slots::write` | [`entries_of_any_size_and_alignment`], [`a_publisher_that_changes_threads`] |
@@ -18,7 +18,7 @@
 //! | `batches.rs` | `Batches::release` | [`a_destructor_that_panics_as_the_last_thread_leaves`] |
 //! | `batches.rs` | `Batches::drop` | [`a_destructor_that_panics_while_the_records_go`] |
 //! | `batches.rs` | `BatchWriter::put` | [`a_lap_that_has_wrapped_around`] |
-//! | `exclusive.rs` | `ExclusiveGuard::deref`, `deref_mut` | [`an_exclusive_whose_guard_is_forgotten`] |
+//! | `try_lock.rs` | `TryLockGuard::deref`, `deref_mut` | [`a_try_lock_whose_guard_is_forgotten`] |
 //! | `ring.rs` | `Ring::drop_below` | [`a_destructor_that_panics_while_a_publisher_looks_for_room`], [`a_destructor_that_uses_the_channel`] |
 //! | `ring.rs` | `Ring::drop` | [`a_destructor_that_panics_while_the_channel_goes`] |
 //! | `ring.rs` | `Writer::try_push` | [`a_destructor_that_panics_while_a_publisher_looks_for_room`], [`a_wait_strategy_that_panics`] |
@@ -30,9 +30,9 @@
 
 use dominoes::{
     Assignment, Batch, BatchWriter, Batches, BegunBatch, Buffered, Channel, Clock, Context, Domain,
-    Exclusive, ExclusiveGuard, Feed, FeedView, Group, Inactive, Lifo, Log, NoBatch, Observe, Order,
-    Park, Pool, PrimaryPolicy, Publish, Publisher, ReadBatch, Receive, Replicated, Served, Service,
-    SpinYield, StateMachine, Subscription, Then, Tick, TimerPublisher, TryPublishError, Turn,
+    Feed, FeedView, Group, Inactive, Lifo, Log, NoBatch, Observe, Order, Park, Pool, PrimaryPolicy,
+    Publish, Publisher, ReadBatch, Receive, Replicated, Served, Service, SpinYield, StateMachine,
+    Subscription, Then, Tick, TimerPublisher, TryLock, TryLockGuard, TryPublishError, Turn,
     UnitState, Verdicts, Wait, Work, WorkShare, batches, channel, channel_with_slots,
 };
 use std::{
@@ -222,9 +222,9 @@ fn a_lap_that_has_wrapped_around() {
 }
 
 #[test]
-fn an_exclusive_whose_guard_is_forgotten() {
+fn a_try_lock_whose_guard_is_forgotten() {
     let live = Live::default();
-    let exclusive = Exclusive::new(live.value(1));
+    let exclusive = TryLock::new(live.value(1));
     assert!(unwinds(|| {
         let mut guard = exclusive.try_take().unwrap();
         *guard = live.poisoned(2);
@@ -991,9 +991,9 @@ fn what_may_go_to_another_thread() {
     send::<ReadBatch<'_, Entry>>();
     send::<BegunBatch<'_, Entry>>();
     // A value that is `Send` but not `Sync`: one thread at a time has it.
-    sync::<Exclusive<std::cell::Cell<u32>>>();
-    send::<ExclusiveGuard<'_, std::cell::Cell<u32>>>();
-    sync::<ExclusiveGuard<'_, u32>>();
+    sync::<TryLock<std::cell::Cell<u32>>>();
+    send::<TryLockGuard<'_, std::cell::Cell<u32>>>();
+    sync::<TryLockGuard<'_, u32>>();
     sync::<Verdicts>();
 }
 

@@ -1,6 +1,6 @@
 //! The data beside the slots: verdicts, records of batches, exclusive values.
 
-use dominoes::{Batches, BegunBatch, Exclusive, ReadBatch, UnitState, Verdicts, batches};
+use dominoes::{Batches, BegunBatch, ReadBatch, TryLock, UnitState, Verdicts, batches};
 use proptest::prelude::*;
 use std::{
     collections::BTreeMap,
@@ -161,7 +161,7 @@ fn values_go_back_under_load_and_nobody_reads_one_that_went() {
 
 #[test]
 fn an_exclusive_is_released_by_a_panic_too() {
-    let exclusive = Exclusive::new(vec![1]);
+    let exclusive = TryLock::new(vec![1]);
     let failed = catch_unwind(AssertUnwindSafe(|| {
         let mut mine = exclusive.try_take().unwrap();
         mine.push(2);

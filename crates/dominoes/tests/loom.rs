@@ -8,9 +8,9 @@
 #![cfg(loom)]
 
 use dominoes::{
-    Assignment, BatchError, EventCount, Exclusive, Greedy, Lifo, NoBatch, Park, Pool, Publisher,
-    Replicated, Spin, StateMachine, Subscription, TryPublishError, UnitState, Units, Verdicts,
-    Wait, WaitSet, WakeSource, Watch, Work,
+    Assignment, BatchError, EventCount, Greedy, Lifo, NoBatch, Park, Pool, Publisher, Replicated,
+    Spin, StateMachine, Subscription, TryLock, TryPublishError, UnitState, Units, Verdicts, Wait,
+    WaitSet, WakeSource, Watch, Work,
 };
 use loom::{
     sync::{
@@ -848,7 +848,7 @@ fn a_batch_can_be_read_once_its_record_is_put() {
 #[test]
 fn an_exclusive_has_one_holder() {
     model(3, || {
-        let exclusive = Arc::new(Exclusive::new(0));
+        let exclusive = Arc::new(TryLock::new(0));
         let taken = Arc::new(AtomicUsize::new(0));
         let threads: Vec<_> = (0..2)
             .map(|_| {
@@ -873,7 +873,7 @@ fn an_exclusive_has_one_holder() {
 
 /// Does at most `pieces` remaining pieces of the first unit, in cells that only one thread may
 /// hold at a time. Releases the unit half done if there are more.
-fn work_on(units: &Units, cells: &[Exclusive<u32>; 2], pieces: usize) {
+fn work_on(units: &Units, cells: &[TryLock<u32>; 2], pieces: usize) {
     let Ok(mut begun) = units.begin(0) else {
         return;
     };
@@ -896,7 +896,7 @@ fn work_on(units: &Units, cells: &[Exclusive<u32>; 2], pieces: usize) {
 #[test]
 fn a_unit_is_done_once_by_two_threads_together() {
     model(3, || {
-        let shared = Arc::new((Units::new(1, 1), [Exclusive::new(0), Exclusive::new(0)]));
+        let shared = Arc::new((Units::new(1, 1), [TryLock::new(0), TryLock::new(0)]));
         let others: Vec<_> = [1, 2]
             .into_iter()
             .map(|pieces| {

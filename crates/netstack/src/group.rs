@@ -42,8 +42,8 @@ use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 use dominoes::{
-    BatchWriter, Batches, ChannelStats, EventCount, Exclusive, ExclusiveGuard, Fingerprints,
-    Mismatch, Publisher, Seq, Spin, Verdicts,
+    BatchWriter, Batches, ChannelStats, EventCount, Fingerprints, Mismatch, Publisher, Seq, Spin,
+    TryLock, TryLockGuard, Verdicts,
 };
 use dominoes_drivers::Device;
 
@@ -81,8 +81,8 @@ pub(crate) struct ReplicatedShared {
     pub(crate) queues: Queues,
     /// Batches that are claimed and not published.
     pub(crate) batches: WaitingBatches,
-    pub(crate) rx: Exclusive<RxSide>,
-    pub(crate) tx: Exclusive<TxPump>,
+    pub(crate) rx: TryLock<RxSide>,
+    pub(crate) tx: TryLock<TxPump>,
     assignment: WorkAssignment,
     /// Which slots are active, leaving, parked and so on.
     membership: Members,
@@ -115,7 +115,7 @@ pub(crate) struct RxSide {
 
 /// The receive pump and the device, for a worker that sleeps in the device.
 pub(crate) struct RxGuard<'a> {
-    side: ExclusiveGuard<'a, RxSide>,
+    side: TryLockGuard<'a, RxSide>,
     queues: AllQueues<'a>,
 }
 
@@ -419,14 +419,14 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
             published,
             queues: Queues::new(base.claimer, base.more_claimers),
             batches: WaitingBatches::new(),
-            rx: Exclusive::new(RxSide {
+            rx: TryLock::new(RxSide {
                 pump: base.rx,
                 publisher,
                 writer,
                 namer: PrimaryNamer::new(&layout),
                 autoscaler: Autoscaler::new(),
             }),
-            tx: Exclusive::new(base.tx),
+            tx: TryLock::new(base.tx),
             assignment: WorkAssignment::new(&layout, slots),
             membership: Members::new(slot_count, layout.replicas, layout.autoscale),
             posts: if layout.confirm {

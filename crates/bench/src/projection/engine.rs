@@ -17,7 +17,7 @@ pub(crate) fn ps(ns: f64) -> Ps {
 
 /// Something that one worker has at a time: a role or a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Exclusive(pub(crate) usize);
+pub(crate) struct TryLock(pub(crate) usize);
 
 /// The next step of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,11 +26,7 @@ pub(crate) enum Step {
     Work(Ps),
     /// Waits for its turn, in the order of arrival, and has `what` for `time`. If another worker
     /// had it last, `lines` cache lines come from there, one after the other, meanwhile.
-    Hold {
-        what: Exclusive,
-        time: Ps,
-        lines: u32,
-    },
+    Hold { what: TryLock, time: Ps, lines: u32 },
     /// Works for `time`, or longer if memory takes longer to move `bytes`.
     Move { time: Ps, bytes: u64 },
     /// Has found nothing to do, and looks again after this time.
@@ -169,7 +165,7 @@ impl Machine {
     }
 
     /// Whether a worker that asks for it now has it at once.
-    pub(crate) fn is_free(&self, what: Exclusive) -> bool {
+    pub(crate) fn is_free(&self, what: TryLock) -> bool {
         let held = &self.held[what.0];
         held.holder.is_none() && held.waiting.is_empty()
     }
@@ -275,7 +271,7 @@ impl Machine {
 mod tests {
     use super::*;
 
-    const ROLE: Exclusive = Exclusive(0);
+    const ROLE: TryLock = TryLock(0);
 
     fn shape(workers: usize) -> Shape {
         Shape {

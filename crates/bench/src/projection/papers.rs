@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use super::engine::{Exclusive, Handover, Machine, Program, Ps, Shape, Step, ps};
+use super::engine::{Handover, Machine, Program, Ps, Shape, Step, TryLock, ps};
 use super::programs::{Counted, Pipeline, Setting};
 use super::{Kind, simulate};
 
@@ -165,7 +165,7 @@ impl Program for Turns {
         if self.holds[worker] {
             self.done += 1;
             return Step::Hold {
-                what: Exclusive(0),
+                what: TryLock(0),
                 time: self.exclusive,
                 lines: 0,
             };

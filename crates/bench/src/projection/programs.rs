@@ -9,7 +9,7 @@ use dominoes_proto::log::request::MAX_RUN;
 
 use super::Bound;
 use super::costs::Locked;
-use super::engine::{Exclusive, Handover, Machine, Program, Ps, Shape, Step, ps};
+use super::engine::{Handover, Machine, Program, Ps, Shape, Step, TryLock, ps};
 use super::linear::Linear;
 
 /// Frames that a worker claims at a time, at most: two runs.
@@ -19,11 +19,11 @@ pub(super) const LOOK: Ps = 100_000;
 /// Lines of the state of a connection that move with the lock.
 const STATE_LINES: u32 = 8;
 /// The device.
-pub(super) const DEVICE: Exclusive = Exclusive(0);
+pub(super) const DEVICE: TryLock = TryLock(0);
 /// The receive pump, or the lock.
-pub(super) const SECOND: Exclusive = Exclusive(1);
+pub(super) const SECOND: TryLock = TryLock(1);
 /// The transmit pump.
-pub(super) const TRANSMIT: Exclusive = Exclusive(2);
+pub(super) const TRANSMIT: TryLock = TryLock(2);
 
 /// What bounds the work in progress, and how payload moves.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! How the state is kept consistent.
 
 use super::{Outcome, WORDS, Work, parallel, plain, request, sequential, table};
-use dominoes::{Assignment, Exclusive, Greedy, Log, NoBatch, Publisher, SpinYield, channel};
+use dominoes::{Assignment, Greedy, Log, NoBatch, Publisher, SpinYield, TryLock, channel};
 use dominoes_bench::topology;
 use std::{
     sync::{
@@ -206,12 +206,12 @@ impl Source {
 
 fn replicated(work: Work, on: On) -> (Slice, Vec<Outcome>) {
     let (publisher, log): (_, Log<u64, SpinYield>) = channel(CAPACITY);
-    let source = Exclusive::new(Source { publisher, next: 0 });
+    let source = TryLock::new(Source { publisher, next: 0 });
     let greedy = Greedy::new(&[OPEN]);
     let subscriptions: Vec<_> = (0..on.threads)
         .map(|_| {
             let subscription = log.subscribe().expect("at most 16 threads");
-            Exclusive::new(Some(subscription))
+            TryLock::new(Some(subscription))
         })
         .collect();
     let (took, results) = timed(on, |me| {

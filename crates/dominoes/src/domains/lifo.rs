@@ -12,7 +12,7 @@
 
 use super::Pool;
 use crate::{
-    Exclusive,
+    TryLock,
     channel::Order,
     sync::{AtomicU64, Ordering},
 };
@@ -27,7 +27,7 @@ const NEXT: u64 = u32::MAX as u64;
 /// stops within a call delays no other, but one of the cells stays unused until it continues.
 pub struct Lifo<T> {
     /// Cell `n` is at `n - 1`.
-    cells: Box<[Exclusive<Option<T>>]>,
+    cells: Box<[TryLock<Option<T>>]>,
     /// For each cell: the number of the cell after it in its list, and in the upper half the number
     /// of cells from it to the end.
     links: Box<[AtomicU64]>,
@@ -106,7 +106,7 @@ impl<T: Send> Pool<T> for Lifo<T> {
     fn with_capacity(capacity: usize) -> Self {
         let cells = u32::try_from(capacity).expect("a stack has fewer than 2^32 cells");
         let lifo = Lifo {
-            cells: (0..cells).map(|_| Exclusive::new(None)).collect(),
+            cells: (0..cells).map(|_| TryLock::new(None)).collect(),
             links: (0..cells).map(|_| AtomicU64::new(NONE)).collect(),
             filled: AtomicU64::new(NONE),
             free: AtomicU64::new(NONE),

@@ -5,7 +5,7 @@ use super::{
     op_log::OpLog,
     replica::{Counts, LocalReplica, Shared, Watch},
 };
-use crate::{Exclusive, Fingerprints, MAX_SUBSCRIBERS, sync::Arc};
+use crate::{Fingerprints, MAX_SUBSCRIBERS, TryLock, sync::Arc};
 use std::{collections::BTreeMap, fmt, fs, path::Path, time::Duration};
 
 /// Fingerprints that each replica keeps posted for comparison.
@@ -128,7 +128,7 @@ impl<M: StateMachine> ReplicatedBuilder<M> {
             patience: self.patience,
             watch: self.print.map(watch),
             counts: Counts::default(),
-            changes: Exclusive::new(()),
+            changes: TryLock::new(()),
         };
         shared.install(self.state, cursor)?;
         let replicas = Replicated {

@@ -331,7 +331,7 @@ impl<M: StateMachine> Replicated<M> {
         Ok(())
     }
 
-    fn changes(&self) -> crate::ExclusiveGuard<'_, ()> {
+    fn changes(&self) -> crate::TryLockGuard<'_, ()> {
         let mut backoff = Backoff::new();
         loop {
             if let Some(guard) = self.shared.changes.try_take() {

@@ -12,7 +12,7 @@ use super::{
     steps::{Fault, is_planted, step},
 };
 use crate::{
-    Exclusive, Fingerprints, Seq,
+    Fingerprints, Seq, TryLock,
     sync::{Arc, AtomicU8, AtomicU64, Ordering, spin_loop, thread},
     wait::pause,
 };
@@ -86,7 +86,7 @@ const ANSWERED: u8 = 2;
 /// A handle's operation on its way to a combiner, and the answer on its way back.
 pub(super) struct Post<M: StateMachine> {
     state: AtomicU8,
-    content: Exclusive<Content<M>>,
+    content: TryLock<Content<M>>,
 }
 
 enum Content<M: StateMachine> {
@@ -99,7 +99,7 @@ impl<M: StateMachine> Post<M> {
     fn new() -> Self {
         Post {
             state: AtomicU8::new(EMPTY),
-            content: Exclusive::new(Content::Nothing),
+            content: TryLock::new(Content::Nothing),
         }
     }
 
@@ -283,7 +283,7 @@ pub(super) struct Shared<M: StateMachine> {
     pub(super) watch: Option<Watch<M>>,
     pub(super) counts: Counts,
     /// One replica at a time joins or leaves.
-    pub(super) changes: Exclusive<()>,
+    pub(super) changes: TryLock<()>,
 }
 
 /// How long a writer waits for the readers of its replica.

@@ -22,7 +22,7 @@ use core::sync::atomic::Ordering;
 
 use crossbeam_utils::CachePadded;
 use dominoes::group::MAX_REPLICAS;
-use dominoes::{Exclusive, ExclusiveGuard};
+use dominoes::{TryLock, TryLockGuard};
 use dominoes_drivers::Frame;
 
 use super::worker::ReplicatedWorker;
@@ -120,7 +120,7 @@ const _: () = assert!(MAX_REPLICAS <= 1 << WORKER_BITS);
 
 /// The batches that are claimed and not published.
 pub(crate) struct WaitingBatches {
-    places: Box<[CachePadded<Exclusive<Place>>]>,
+    places: Box<[CachePadded<TryLock<Place>>]>,
     claimed: CachePadded<Claimed>,
     /// How many were published. Changed by the worker that has the receive pump.
     published: CachePadded<AtomicU64>,
@@ -135,7 +135,7 @@ impl WaitingBatches {
         }
     }
 
-    fn place(&self, number: u64) -> &Exclusive<Place> {
+    fn place(&self, number: u64) -> &TryLock<Place> {
         &self.places[number as usize % WAITING]
     }
 
@@ -303,7 +303,7 @@ enum Oldest<'a> {
 /// The place of the oldest batch that is not published, taken.
 struct OldestPlace<'a> {
     number: u64,
-    content: ExclusiveGuard<'a, Place>,
+    content: TryLockGuard<'a, Place>,
 }
 
 /// The outcome of an attempt to put a result into its place.

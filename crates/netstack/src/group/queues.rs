@@ -9,7 +9,7 @@
 use core::time::Duration;
 
 use dominoes::group::replicas;
-use dominoes::{Exclusive, ExclusiveGuard};
+use dominoes::{TryLock, TryLockGuard};
 use dominoes_drivers::queues::QueueWait;
 
 use crossbeam_utils::CachePadded;
@@ -21,7 +21,7 @@ const LOOK_AROUND: u32 = 8;
 
 /// The claimers of all queues.
 pub(crate) struct Queues {
-    claimers: Box<[CachePadded<Exclusive<Claimer>>]>,
+    claimers: Box<[CachePadded<TryLock<Claimer>>]>,
     /// Sleeps in all of them, if there are several.
     wait: Option<QueueWait>,
 }
@@ -32,7 +32,7 @@ impl Queues {
         let wait = || QueueWait::new(all().map(Claimer::rx));
         let wait = (!more.is_empty()).then(wait);
         let claimers = [first].into_iter().chain(more);
-        let claimers = claimers.map(|claimer| CachePadded::new(Exclusive::new(claimer)));
+        let claimers = claimers.map(|claimer| CachePadded::new(TryLock::new(claimer)));
         Queues {
             claimers: claimers.collect(),
             wait,
@@ -41,7 +41,7 @@ impl Queues {
 
     /// The claimer of a queue, unless a worker has it.
     #[inline]
-    pub(crate) fn try_take(&self, queue: usize) -> Option<ExclusiveGuard<'_, Claimer>> {
+    pub(crate) fn try_take(&self, queue: usize) -> Option<TryLockGuard<'_, Claimer>> {
         self.claimers[queue].try_take()
     }
 
@@ -114,8 +114,8 @@ impl Iterator for QueueOrder {
 
 /// The claimers of all queues, taken.
 pub(crate) struct AllQueues<'a> {
-    first: ExclusiveGuard<'a, Claimer>,
-    more: Vec<ExclusiveGuard<'a, Claimer>>,
+    first: TryLockGuard<'a, Claimer>,
+    more: Vec<TryLockGuard<'a, Claimer>>,
     wait: Option<&'a QueueWait>,
 }
 

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
 use std::time;
 
-use dominoes::{EventCount, Exclusive};
+use dominoes::{EventCount, TryLock};
 
 use crate::io::tx::TxPump;
 use crate::io::world::World;
@@ -58,7 +58,7 @@ pub(crate) struct Sleep<'a, F> {
     pub(crate) world: &'a World,
     /// Takes the receive pump and the device; `None` if another worker has one of them.
     pub(crate) rx: F,
-    pub(crate) tx: &'a Exclusive<TxPump>,
+    pub(crate) tx: &'a TryLock<TxPump>,
     /// Notified when something is published.
     pub(crate) event: &'a EventCount,
     pub(crate) sleepers: &'a Sleepers,
@@ -193,7 +193,7 @@ mod tests {
         let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
         let base = setup.build(Box::new(device), 64, 1).unwrap();
         let (tx, event, sleepers) = (
-            Exclusive::new(base.tx),
+            TryLock::new(base.tx),
             EventCount::new(),
             Sleepers::default(),
         );
@@ -218,7 +218,7 @@ mod tests {
         let (device, _) = memory::scripted();
         let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
         let base = setup.build(Box::new(device), 64, 1).unwrap();
-        let (tx, event) = (Exclusive::new(base.tx), EventCount::new());
+        let (tx, event) = (TryLock::new(base.tx), EventCount::new());
         let sleep = Sleep {
             world: &base.world,
             rx: || None::<Panics>,

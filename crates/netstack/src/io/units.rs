@@ -29,7 +29,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
-use dominoes::{Exclusive, ExclusiveGuard};
+use dominoes::{TryLock, TryLockGuard};
 use zeroize::Zeroize;
 
 use crate::io::sync::{AtomicU64, Shadow};
@@ -48,7 +48,7 @@ struct Slot<T> {
     /// The number of its unit, and its [`UnitState`].
     word: AtomicU64,
     /// Taken only by the thread that owns it according to the word, so never contended.
-    unit: Exclusive<Unit<T>>,
+    unit: TryLock<Unit<T>>,
 }
 
 struct Unit<T> {
@@ -81,7 +81,7 @@ impl<T: Default> UnitRing<T> {
     pub(crate) fn new(len: usize) -> Self {
         let slot = |number| Slot {
             word: AtomicU64::new(word(number, UnitState::Free)),
-            unit: Exclusive::new(Unit {
+            unit: TryLock::new(Unit {
                 value: T::default(),
                 shadow: Shadow::new(1),
             }),
@@ -228,7 +228,7 @@ impl<T> UnitRing<T> {
 
 impl<T> Slot<T> {
     /// Its unit, for the thread that owns it according to the word.
-    fn enter(&self) -> ExclusiveGuard<'_, Unit<T>> {
+    fn enter(&self) -> TryLockGuard<'_, Unit<T>> {
         let unit = self.unit.try_take();
         let unit = unit.expect("the word of a slot gives its unit to one thread");
         unit.shadow.write(0, 1);
@@ -241,7 +241,7 @@ pub(crate) struct Claim<'a, T> {
     slot: &'a Slot<T>,
     number: u64,
     /// `None` once it was given back.
-    unit: Option<ExclusiveGuard<'a, Unit<T>>>,
+    unit: Option<TryLockGuard<'a, Unit<T>>>,
 }
 
 impl<T> Claim<'_, T> {

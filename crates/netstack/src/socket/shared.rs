@@ -3,14 +3,14 @@
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use dominoes::{EventCount, Exclusive, ExclusiveGuard};
+use dominoes::{EventCount, TryLock, TryLockGuard};
 
 use crate::error::SocketError;
 
 /// A value of a socket that one user (a clone or half) holds for one call. A user may keep it
 /// between two calls, after it borrowed bytes in place.
 pub(super) struct Shared<T> {
-    inner: Exclusive<Inner<T>>,
+    inner: TryLock<Inner<T>>,
     users: AtomicU64,
 }
 
@@ -35,7 +35,7 @@ impl<T: Default> Default for Shared<T> {
 impl<T> Shared<T> {
     pub(super) fn new(value: T) -> Self {
         Shared {
-            inner: Exclusive::new(Inner {
+            inner: TryLock::new(Inner {
                 value,
                 keeper: None,
                 wanted: false,
@@ -92,7 +92,7 @@ impl<T> Shared<T> {
         look(&mut self.inner().value)
     }
 
-    fn inner(&self) -> ExclusiveGuard<'_, Inner<T>> {
+    fn inner(&self) -> TryLockGuard<'_, Inner<T>> {
         loop {
             match self.inner.try_take() {
                 Some(inner) => return inner,
@@ -105,7 +105,7 @@ impl<T> Shared<T> {
 /// A [`Shared`] value that a user has taken.
 pub(super) struct Taken<'a, T> {
     /// `None` while this is being dropped.
-    inner: Option<ExclusiveGuard<'a, Inner<T>>>,
+    inner: Option<TryLockGuard<'a, Inner<T>>>,
     was_kept: bool,
     waiting: &'a EventCount,
 }

@@ -10,7 +10,7 @@ use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use dominoes::{Exclusive, Watch};
+use dominoes::{TryLock, Watch};
 
 use super::alone::{Alone, TcpView};
 use super::half::Half;
@@ -152,7 +152,7 @@ pub(super) struct Stage<C: Codec> {
     /// The end of the stream has been requested from the stack.
     has_ended: AtomicBool,
 
-    receiver: Exclusive<Receiver<C>>,
+    receiver: TryLock<Receiver<C>>,
     pub(super) opening: UnitRing<OpenUnit<C>>,
     /// Whether the reader has text or the end, or is taking a unit that may contain either.
     has_text: AtomicBool,
@@ -199,7 +199,7 @@ impl<C: Codec> Stage<C> {
             least_room,
             is_ending: AtomicBool::new(is_shut),
             has_ended: AtomicBool::new(is_shut),
-            receiver: Exclusive::new(receiver),
+            receiver: TryLock::new(receiver),
             opening: UnitRing::new(UNITS),
             has_text: AtomicBool::new(false),
             arrivals: Arc::new(Arrivals(Weak::clone(stage))),

@@ -46,7 +46,7 @@ use std::time::Duration;
 
 use crossbeam_queue::SegQueue;
 use crossbeam_utils::CachePadded;
-use dominoes::{EventCount, Exclusive, ExclusiveGuard};
+use dominoes::{EventCount, TryLock, TryLockGuard};
 use dominoes_drivers::Device;
 
 use crate::drive::{self, ByHand, Handle, TurnStep, Worker as _};
@@ -250,7 +250,7 @@ struct RxSide {
     next: u64,
 }
 
-impl Receiving for ExclusiveGuard<'_, RxSide> {
+impl Receiving for TryLockGuard<'_, RxSide> {
     fn has_work(&mut self) -> bool {
         self.receiver.has_work()
     }
@@ -271,8 +271,8 @@ struct LockedShared<K: LockKind> {
     sessions: Sessions<K>,
     free_messages: FreeMessages<K>,
     counter: Counter<K>,
-    rx: Exclusive<RxSide>,
-    tx: Exclusive<TxPump>,
+    rx: TryLock<RxSide>,
+    tx: TryLock<TxPump>,
     /// The worker that last took over the transmit pump.
     sending: CachePadded<AtomicUsize>,
     /// The next deadline of the state, as of the last release of the lock.
@@ -330,11 +330,11 @@ impl<K: LockKind> LockedGroup<K> {
             sessions: Sessions::new(layout.references),
             free_messages: FreeMessages::new(layout.messages),
             counter: Counter::new(layout.counting),
-            rx: Exclusive::new(RxSide {
+            rx: TryLock::new(RxSide {
                 receiver: Receiver::new(base.rx, base.claimer),
                 next: 0,
             }),
-            tx: Exclusive::new(base.tx),
+            tx: TryLock::new(base.tx),
             sending: CachePadded::new(AtomicUsize::new(layout.workers - 1)),
             deadline: CachePadded::new(AtomicU64::new(Instant::NEVER.as_nanos())),
             oldest_carried: (0..layout.workers)

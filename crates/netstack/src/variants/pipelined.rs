@@ -53,7 +53,7 @@ mod worker;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dominoes::Exclusive;
+use dominoes::TryLock;
 use dominoes_drivers::Device;
 
 use super::Setup;
@@ -207,7 +207,7 @@ impl Pipeline {
         let (caps, mac) = (device.capabilities(), device.mac());
         let filter = device.address_filter();
         let (rx, tx) = device.split();
-        let tx = Arc::new(Exclusive::new(tx));
+        let tx = Arc::new(TryLock::new(tx));
         // The first worker sleeps in the device.
         let wakes: Vec<_> = (0..layout.workers)
             .map(|_| Arc::new(WakeUp::new(rx.waker())))

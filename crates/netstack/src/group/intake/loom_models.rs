@@ -1,7 +1,7 @@
 //! Loom models of the batches (`.ci/run`). Each names the faults that it would catch.
 //!
 //! Batches are recognised by their length: batch k has k + 1 frames. Each model fixes which
-//! worker has the device and which has the receive pump, since [`Exclusive`] has its own models.
+//! worker has the device and which has the receive pump, since [`TryLock`] has its own models.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -211,7 +211,7 @@ fn a_published_batch_makes_room_for_another_one() {
 }
 
 /// A queue of the device, with the lengths of its batches.
-type Queue = Exclusive<VecDeque<u64>>;
+type Queue = TryLock<VecDeque<u64>>;
 
 /// Claims a batch from a queue as a worker does, and parses it. Returns its number.
 fn claim_from(queue: &Queue, waiting: &WaitingBatches, worker: u8) -> Option<u64> {
@@ -236,7 +236,7 @@ fn claim_from(queue: &Queue, waiting: &WaitingBatches, worker: u8) -> Option<u64
 fn two_workers_claim_from_two_queues_and_each_queue_keeps_its_order() {
     model(|| {
         let waiting = Arc::new(WaitingBatches::new());
-        let queues: [Queue; 2] = [[0, 1], [10, 11]].map(|own| Exclusive::new(own.into()));
+        let queues: [Queue; 2] = [[0, 1], [10, 11]].map(|own| TryLock::new(own.into()));
         let queues = Arc::new(queues);
         let other = {
             let (waiting, queues) = (Arc::clone(&waiting), Arc::clone(&queues));
@@ -274,7 +274,7 @@ fn two_workers_claim_from_two_queues_and_each_queue_keeps_its_order() {
 fn a_queue_outlives_a_worker_that_dies_between_claim_and_publish() {
     model(|| {
         let waiting = Arc::new(WaitingBatches::new());
-        let queues: [Queue; 2] = [[0], [10]].map(|own| Exclusive::new(own.into()));
+        let queues: [Queue; 2] = [[0], [10]].map(|own| TryLock::new(own.into()));
         let queues = Arc::new(queues);
         let dies = {
             let (waiting, queues) = (Arc::clone(&waiting), Arc::clone(&queues));

@@ -10,7 +10,7 @@
 use core::sync::atomic::Ordering;
 use std::collections::VecDeque;
 
-use dominoes::{Exclusive, ExclusiveGuard};
+use dominoes::{TryLock, TryLockGuard};
 
 use super::{AppRequest, SET, StreamRef};
 use crate::config::{Settings, Tuning};
@@ -40,7 +40,7 @@ pub(crate) struct Change {
 /// thread holds them for a few instructions. Other threads of the application wait meanwhile; the
 /// receive pump leaves the connection for later.
 #[derive(Default)]
-pub(super) struct SharedOptions(Exclusive<Options>);
+pub(super) struct SharedOptions(TryLock<Options>);
 
 #[derive(Default)]
 struct Options {
@@ -67,7 +67,7 @@ impl SharedOptions {
         };
     }
 
-    fn take(&self) -> ExclusiveGuard<'_, Options> {
+    fn take(&self) -> TryLockGuard<'_, Options> {
         loop {
             match self.0.try_take() {
                 Some(options) => return options,

@@ -3,7 +3,7 @@
 use core::sync::atomic::{Ordering, fence};
 use std::sync::Arc;
 
-use dominoes::ExclusiveGuard;
+use dominoes::TryLockGuard;
 
 use super::{Codec, MAX_HEADER, Stage};
 use crate::error::SocketError;
@@ -463,7 +463,7 @@ impl<C: Codec> Drop for Reader<C> {
 }
 
 /// Takes the receiver. Waits for a thread that scans, which is short.
-fn take<C: Codec>(stage: &Stage<C>) -> ExclusiveGuard<'_, Receiver<C>> {
+fn take<C: Codec>(stage: &Stage<C>) -> TryLockGuard<'_, Receiver<C>> {
     loop {
         match stage.receiver.try_take() {
             Some(receiver) => return receiver,

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use mcslock::raw::yields::backoff;
 
-/// Exclusive access to a value.
+/// TryLock access to a value.
 pub trait Lock<T>: Send + Sync {
     /// A lock around `value`, free.
     fn new(value: T) -> Self;

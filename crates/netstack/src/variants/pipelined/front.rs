@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 use std::sync::Arc;
 
-use dominoes::Exclusive;
+use dominoes::TryLock;
 use dominoes_drivers::{
     AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame,
     RxStats, TxFrame, TxPrepare, TxStats,
@@ -49,7 +49,7 @@ impl Device for Front {
 
 /// Where frames from the data stages arrive.
 pub(super) struct Inbox {
-    side: Exclusive<InboxSide>,
+    side: TryLock<InboxSide>,
     /// The data stage that owns the payload of the frames claimed last.
     stage: AtomicUsize,
     /// Wakes the protocol stage.
@@ -69,7 +69,7 @@ struct InboxSide {
 impl Inbox {
     pub(super) fn new(inputs: Vec<Receiver<Vec<Frame>>>, wake: &Arc<WakeUp>) -> Inbox {
         Inbox {
-            side: Exclusive::new(InboxSide {
+            side: TryLock::new(InboxSide {
                 inputs,
                 next: 0,
                 rest: Vec::new().into_iter(),
@@ -160,7 +160,7 @@ impl DeviceRx for FrontRx {
 
 /// The transmit side. Only the interface stage uses it.
 pub(super) struct SharedTx {
-    pub(super) tx: Arc<Exclusive<Box<dyn DeviceTx>>>,
+    pub(super) tx: Arc<TryLock<Box<dyn DeviceTx>>>,
     /// Whether there is no other protocol stage.
     pub(super) is_alone: bool,
 }

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use dominoes::{EventCount, Exclusive, Publisher, Spin, Subscription};
+use dominoes::{EventCount, Publisher, Spin, Subscription, TryLock};
 use dominoes_drivers::DeviceWaker;
 
 use crate::io::Run;
@@ -128,7 +128,7 @@ impl WakeUp {
 
 /// The sending end of a channel between stages.
 pub(super) struct Sender<T> {
-    publisher: Publisher<Exclusive<T>, Spin>,
+    publisher: Publisher<TryLock<T>, Spin>,
     wake: Arc<WakeUp>,
 }
 
@@ -151,7 +151,7 @@ impl<T: Send> Sender<T> {
     /// # Errors
     /// Gives the message back if there is no room.
     pub(super) fn send(&mut self, message: T) -> Result<(), T> {
-        match self.publisher.try_publish(Exclusive::new(message)) {
+        match self.publisher.try_publish(TryLock::new(message)) {
             Ok(_) => {
                 self.wake.wake();
                 Ok(())
@@ -163,7 +163,7 @@ impl<T: Send> Sender<T> {
 
 /// The receiving end of a channel; there is one.
 pub(super) struct Receiver<T> {
-    subscription: Subscription<Exclusive<T>, Spin>,
+    subscription: Subscription<TryLock<T>, Spin>,
 }
 
 impl<T: Send + Default> Receiver<T> {
@@ -173,7 +173,7 @@ impl<T: Send + Default> Receiver<T> {
         if self.subscription.poll() <= at {
             return None;
         }
-        let message = self.subscription.get(at).and_then(Exclusive::try_take);
+        let message = self.subscription.get(at).and_then(TryLock::try_take);
         let message = message.map(|mut message| core::mem::take(&mut *message));
         self.subscription.advance_to(at + 1);
         message

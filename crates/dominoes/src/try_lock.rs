@@ -11,7 +11,7 @@ use std::{
 /// or the caller does.
 ///
 /// ```
-/// let pump = dominoes::Exclusive::new(0);
+/// let pump = dominoes::TryLock::new(0);
 /// let mut mine = pump.try_take().unwrap();
 /// *mine += 1;
 /// assert!(pump.try_take().is_none());
@@ -23,10 +23,10 @@ use std::{
 ///
 /// ```compile_fail,E0277
 /// fn sync<T: Sync>() {}
-/// sync::<dominoes::Exclusive<std::rc::Rc<u32>>>();
+/// sync::<dominoes::TryLock<std::rc::Rc<u32>>>();
 /// ```
 #[repr(C)] // A small value is in the cache line of the flag.
-pub struct Exclusive<T> {
+pub struct TryLock<T> {
     taken: AtomicBool,
     value: UnsafeCell<T>,
     shadow: Shadow,
@@ -34,12 +34,12 @@ pub struct Exclusive<T> {
 
 // SAFETY: `taken` lets one thread at a time access the value, through `&mut`, so `T: Send` is
 // enough (as for a mutex).
-unsafe impl<T: Send> Sync for Exclusive<T> {}
+unsafe impl<T: Send> Sync for TryLock<T> {}
 
-impl<T> Exclusive<T> {
+impl<T> TryLock<T> {
     /// Creates the value; no thread holds it.
     pub fn new(value: T) -> Self {
-        Exclusive {
+        TryLock {
             taken: AtomicBool::new(false),
             value: UnsafeCell::new(value),
             shadow: Shadow::new(1),
@@ -48,19 +48,19 @@ impl<T> Exclusive<T> {
 
     /// Takes the value unless another thread holds it. Dropping the guard releases it.
     #[inline]
-    pub fn try_take(&self) -> Option<ExclusiveGuard<'_, T>> {
+    pub fn try_take(&self) -> Option<TryLockGuard<'_, T>> {
         // Load before the compare-and-swap: a plain load leaves the cache line shared while another
         // thread holds the value.
         if self.taken.load(Ordering::Relaxed) {
             return None;
         }
-        // ORDERING: Acquire, pairs with the Release in `ExclusiveGuard::drop`.
+        // ORDERING: Acquire, pairs with the Release in `TryLockGuard::drop`.
         match self
             .taken
             .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
         {
-            Ok(_) => Some(ExclusiveGuard {
-                exclusive: self,
+            Ok(_) => Some(TryLockGuard {
+                lock: self,
                 _not_sync: std::marker::PhantomData,
             }),
             Err(_) => None,
@@ -78,61 +78,61 @@ impl<T> Exclusive<T> {
     }
 }
 
-impl<T> fmt::Debug for Exclusive<T> {
+impl<T> fmt::Debug for TryLock<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Exclusive")
+        f.debug_struct("TryLock")
             .field("taken", &self.is_taken())
             .finish()
     }
 }
 
-impl<T: Default> Default for Exclusive<T> {
+impl<T: Default> Default for TryLock<T> {
     fn default() -> Self {
-        Exclusive::new(T::default())
+        TryLock::new(T::default())
     }
 }
 
-/// Access to the value of an [`Exclusive`]. Threads may share a guard only if they may share the
+/// Access to the value of an [`TryLock`]. Threads may share a guard only if they may share the
 /// value:
 ///
 /// ```compile_fail,E0277
 /// fn sync<T: Sync>() {}
-/// sync::<dominoes::ExclusiveGuard<'_, std::cell::Cell<u32>>>();
+/// sync::<dominoes::TryLockGuard<'_, std::cell::Cell<u32>>>();
 /// ```
-pub struct ExclusiveGuard<'a, T> {
-    exclusive: &'a Exclusive<T>,
+pub struct TryLockGuard<'a, T> {
+    lock: &'a TryLock<T>,
     /// A guard lends `&T` like a `&mut T` would, so it is `Sync` and `Send` exactly when that is.
     _not_sync: std::marker::PhantomData<&'a mut T>,
 }
 
-impl<T> Deref for ExclusiveGuard<'_, T> {
+impl<T> Deref for TryLockGuard<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        self.exclusive.shadow.read(0);
+        self.lock.shadow.read(0);
         // SAFETY: this guard is the only one (the compare and swap in `try_take`), and it is
         // borrowed.
-        unsafe { &*self.exclusive.value.get() }
+        unsafe { &*self.lock.value.get() }
     }
 }
 
-impl<T> DerefMut for ExclusiveGuard<'_, T> {
+impl<T> DerefMut for TryLockGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        self.exclusive.shadow.write(0);
+        self.lock.shadow.write(0);
         // SAFETY: as above, and borrowed mutably.
-        unsafe { &mut *self.exclusive.value.get() }
+        unsafe { &mut *self.lock.value.get() }
     }
 }
 
-impl<T> Drop for ExclusiveGuard<'_, T> {
+impl<T> Drop for TryLockGuard<'_, T> {
     fn drop(&mut self) {
         // ORDERING: Release, pairs with the Acquire in `try_take`.
-        self.exclusive.taken.store(false, Ordering::Release);
+        self.lock.taken.store(false, Ordering::Release);
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for ExclusiveGuard<'_, T> {
+impl<T: fmt::Debug> fmt::Debug for TryLockGuard<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }
