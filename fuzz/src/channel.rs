@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use arbitrary::{Arbitrary, Unstructured};
 use dominoes::{
     BatchError, BatchWriter, Batches, BegunBatch, Inactive, Log, NoBatch, Publisher, ReadBatch,
-    Subscription, TryPublishError, UnitState, Verdicts, batches, channel_with_slots,
+    Subscription, TryPublishError, WorkState, Verdicts, batches, channel_with_slots,
 };
 
 use crate::input::{Input, assert_overflow_panics};
@@ -653,7 +653,7 @@ impl Beside {
                 let batch = batches.find(|batch| batch.first == first && !batch.is_done);
                 let begun = shared.begin(first);
                 let Some(batch) = batch else {
-                    assert_eq!(begun.err(), Some(UnitState::Done));
+                    assert_eq!(begun.err(), Some(WorkState::Done));
                     return;
                 };
                 assert_eq!(begun.is_ok(), !batch.is_begun);
@@ -661,7 +661,7 @@ impl Beside {
                 for piece in [0, 1, 7, 255].into_iter().filter(|_| begun.is_ok()) {
                     let is_done = piece < batch.next;
                     let state = shared.state(first, piece);
-                    assert_eq!(state == UnitState::Done, is_done, "piece {piece}");
+                    assert_eq!(state == WorkState::Done, is_done, "piece {piece}");
                 }
                 batch.is_begun = true;
                 held.begun.extend(begun.ok());

@@ -25,7 +25,7 @@
 //! `EMPTY` or, while the `Batches` are dropped, the loop is past the slot.
 
 use crate::{
-    Seq, UnitState,
+    Seq, WorkState,
     slots::Slots,
     sync::{Arc, AtomicU64, Ordering},
 };
@@ -149,26 +149,26 @@ impl<A> Batches<A> {
         self.values.len()
     }
 
-    /// The state of piece `piece` of the batch at `first`. It is [`UnitState::Done`], too, if a
+    /// The state of piece `piece` of the batch at `first`. It is [`WorkState::Done`], too, if a
     /// later batch has the slot, or if no batch was put at `first`.
     #[inline]
-    pub fn state(&self, first: Seq, piece: u64) -> UnitState {
+    pub fn state(&self, first: Seq, piece: u64) -> WorkState {
         // ORDERING: Acquire, pairs with the Release in `release` (for an earlier lap by way of
         // `done` and `put`): a thread that finds a piece done sees the writes of doing it.
         let word = self.words[self.index(first)].load(Ordering::Acquire);
         if !self.is_of(word, first) || word & DONE != 0 || piece < (word & NEXT) >> NEXT_SHIFT {
-            UnitState::Done
+            WorkState::Done
         } else if word & BEGUN != 0 {
-            UnitState::Begun
+            WorkState::Begun
         } else {
-            UnitState::Free
+            WorkState::Free
         }
     }
 
     /// Whether all of the batch at `first` is done, or no batch was put there.
     #[inline]
     pub fn is_done(&self, first: Seq) -> bool {
-        self.state(first, Self::MAX_PIECES) == UnitState::Done
+        self.state(first, Self::MAX_PIECES) == WorkState::Done
     }
 
     /// Keeps the value of the batch at `first` in its slot as long as the [`ReadBatch`] lives.
@@ -206,19 +206,19 @@ impl<A> Batches<A> {
     /// Begins the batch at `first` where the previous thread stopped.
     ///
     /// # Errors
-    /// [`UnitState::Begun`] if it is begun already, [`UnitState::Done`] if all of it is done, or no
+    /// [`WorkState::Begun`] if it is begun already, [`WorkState::Done`] if all of it is done, or no
     /// batch was put at `first`.
     #[inline]
-    pub fn begin(&self, first: Seq) -> Result<BegunBatch<'_, A>, UnitState> {
+    pub fn begin(&self, first: Seq) -> Result<BegunBatch<'_, A>, WorkState> {
         let at = &self.words[self.index(first)];
         // ORDERING: Acquire, as in `state`.
         let mut word = at.load(Ordering::Acquire);
         loop {
             if !self.is_of(word, first) || word & (DONE | EMPTY) != 0 {
-                return Err(UnitState::Done);
+                return Err(WorkState::Done);
             }
             if word & BEGUN != 0 {
-                return Err(UnitState::Begun);
+                return Err(WorkState::Begun);
             }
             // ORDERING: Acquire, pairs with the Release in `release` and in `BatchWriter::put`: the
             // caller continues after the earlier pieces, and the value is there.

@@ -107,7 +107,7 @@
 //! | [`channel`], [`Publisher`], [`Log`], [`Subscription`], [`Batch`] | the multicast log |
 //! | [`Verdicts`], [`batches()`], [`TryLock`] | small results and owned values beside the slots; a value that one thread at a time can take |
 //! | [`Assignment`], [`PrimaryPolicy`] | which replica does the costly part of an entry |
-//! | [`Units`], [`Batches`] | progress of that part, so that others can take it over |
+//! | [`Chunks`], [`Batches`] | progress of that part, so that others can take it over |
 //! | [`Context`], [`Domain`], [`Service`], [`Replica`] | pinned threads that run state machines and never block |
 //! | [`Wheel`], [`TimerFeed`], [`TimerPublisher`] | timers, local to a domain or published |
 //! | [`Snapshot`], [`Meter`] | statistics of domains and channels |
@@ -132,15 +132,15 @@
 //!   ask. Under the other policies the user must make all replicas agree on the entry from which
 //!   another replica is the primary.
 //! * *Chunks of the dead replica* are taken over only if all replicas do their work through
-//!   [`Units`] and look for late units. A thread that unwinds releases the unit that it had begun;
-//!   any other replica can [begin](Units::begin) it after the last piece reported done. That
-//!   replica needs the unit's inputs, so every replica must keep them until the
-//!   [state](Units::state) is [`Done`](UnitState::Done).
+//!   [`Chunks`] and look for late ones. A thread that unwinds releases the chunk that it had begun;
+//!   any other replica can [begin](Chunks::begin) it after the last piece reported done. That
+//!   replica needs the chunk's inputs, so every replica must keep them until the
+//!   [state](Chunks::state) is [`Done`](WorkState::Done).
 //! * *The piece that it was performing when it died* counts as not done, so it may be performed
 //!   twice. Pieces reported done are not. If that matters, the receiver of the effects must
 //!   recognise a piece by its number.
-//! * *A thread that hangs, or leaks its [`Begun`],* does not count as dead, since the crate cannot
-//!   detect this. It keeps its unit, and publishers wait once they are `capacity` entries ahead of
+//! * *A thread that hangs, or leaks its [`BegunChunk`],* does not count as dead, since the crate
+//!   cannot detect this. It keeps its chunk, and publishers wait once they are `capacity` entries ahead of
 //!   its subscription.
 //! * *Beside the slots:* unwinding releases a [`ReadBatch`], a [`BegunBatch`], an
 //!   [`TryLockGuard`] and a [`BegunVerdict`]. A batch that the dead replica did not
@@ -152,24 +152,24 @@
 //! If the process aborts, everything is lost: the log is in memory only.
 //!
 //! ```
-//! use dominoes::{UnitState, Units};
+//! use dominoes::{Chunks, WorkState};
 //! use std::thread;
 //!
-//! let units = Units::new(4, 2); // units of four effects each
-//! let primary = |units: &Units| {
-//!     let mut unit = units.begin(0).unwrap();
-//!     unit.done(0); // the first effect is performed
+//! let chunks = Chunks::new(4, 2); // chunks of four effects each
+//! let primary = |chunks: &Chunks| {
+//!     let mut chunk = chunks.begin(0).unwrap();
+//!     chunk.done(0); // the first effect is performed
 //!     panic!("in the middle of the second");
 //! };
-//! thread::scope(|scope| scope.spawn(|| primary(&units)).join()).unwrap_err();
+//! thread::scope(|scope| scope.spawn(|| primary(&chunks)).join()).unwrap_err();
 //!
-//! // Another replica finds the unit late, and continues where the dead one stopped.
-//! assert_eq!(units.state(1), UnitState::Free);
-//! let mut unit = units.begin(1).unwrap();
-//! assert_eq!(unit.next(), 1);
-//! (1..4).for_each(|effect| unit.done(effect));
-//! drop(unit);
-//! assert_eq!(units.state(3), UnitState::Done);
+//! // Another replica finds the chunk late, and continues where the dead one stopped.
+//! assert_eq!(chunks.state(1), WorkState::Free);
+//! let mut chunk = chunks.begin(1).unwrap();
+//! assert_eq!(chunk.next(), 1);
+//! (1..4).for_each(|effect| chunk.done(effect));
+//! drop(chunk);
+//! assert_eq!(chunks.state(3), WorkState::Done);
 //! ```
 //!
 //! # Guarantees
@@ -275,4 +275,4 @@ pub use try_lock::{TryLock, TryLockGuard};
 pub use verdicts::{BegunVerdict, Verdicts};
 pub use wait::{EventCount, Key, Park, Spin, SpinYield, Wait, Watch};
 pub use wait_set::{WaitSet, WakeSource};
-pub use work::{Begun, UnitState, Units};
+pub use work::{BegunChunk, Chunks, WorkState};

@@ -33,7 +33,7 @@ use dominoes::{
     Feed, FeedView, Group, Inactive, Lifo, Log, NoBatch, Observe, Order, Park, Pool, PrimaryPolicy,
     Publish, Publisher, ReadBatch, Receive, Replicated, Served, Service, SpinYield, StateMachine,
     Subscription, Then, Tick, TimerPublisher, TryLock, TryLockGuard, TryPublishError, Turn,
-    UnitState, Verdicts, Wait, Work, WorkShare, batches, channel, channel_with_slots,
+    Verdicts, Wait, Work, WorkShare, WorkState, batches, channel, channel_with_slots,
 };
 use std::{
     cell::RefCell,
@@ -200,7 +200,7 @@ fn a_forgotten_worker_keeps_its_batch() {
     let (mut writer, batches) = batches::<Value>(4);
     assert!(writer.put(4, live.value(0)).is_ok());
     let lent = Box::leak(Box::new(batches.begin(0).unwrap())).value();
-    assert_eq!(batches.begin(0).err(), Some(UnitState::Begun));
+    assert_eq!(batches.begin(0).err(), Some(WorkState::Begun));
     assert!(batches.read(0).unwrap().release().is_none());
     assert_eq!(writer.room(), 0);
     lent.check();

@@ -1,6 +1,6 @@
 //! The data beside the slots: verdicts, records of batches, exclusive values.
 
-use dominoes::{Batches, BegunBatch, ReadBatch, TryLock, UnitState, Verdicts, batches};
+use dominoes::{Batches, BegunBatch, ReadBatch, TryLock, Verdicts, WorkState, batches};
 use proptest::prelude::*;
 use std::{
     collections::BTreeMap,
@@ -72,7 +72,7 @@ fn calling_wrongly_panics_and_breaks_nothing() {
     let (mut writer, shared) = batches::<Counted>(4);
     // Nothing was put yet.
     assert!(shared.read(0).is_none());
-    assert_eq!(shared.begin(0).err(), Some(UnitState::Done));
+    assert_eq!(shared.begin(0).err(), Some(WorkState::Done));
     assert!(catch_unwind(AssertUnwindSafe(|| writer.put(0, Counted::new(0, &alive)))).is_err());
     assert!(writer.put(5, Counted::new(0, &alive)).is_err());
     assert!(writer.put(3, Counted::new(0, &alive)).is_ok());
@@ -81,7 +81,7 @@ fn calling_wrongly_panics_and_breaks_nothing() {
     // Positions within a batch, and of past and future laps.
     for seq in [1, 2, 4, 7, u64::MAX] {
         assert!(shared.read(seq).is_none() && shared.begin(seq).is_err());
-        assert_eq!(shared.state(seq, 0), UnitState::Done);
+        assert_eq!(shared.state(seq, 0), WorkState::Done);
     }
     let mut begun = shared.begin(0).unwrap();
     let beyond = Batches::<Counted>::MAX_PIECES;
@@ -89,8 +89,8 @@ fn calling_wrongly_panics_and_breaks_nothing() {
     begun.done_before(beyond - 1);
     begun.done_before(3);
     drop(begun);
-    assert_eq!(shared.state(0, beyond - 2), UnitState::Done);
-    assert_eq!(shared.state(0, beyond - 1), UnitState::Free);
+    assert_eq!(shared.state(0, beyond - 2), WorkState::Done);
+    assert_eq!(shared.state(0, beyond - 1), WorkState::Free);
     let readers: Vec<_> = (0..Batches::<Counted>::MAX_READERS)
         .map(|_| shared.read(0).unwrap())
         .collect();
@@ -258,18 +258,18 @@ proptest! {
                     let Some(first) = nth(at) else { continue };
                     let batch = model.get_mut(&first).unwrap();
                     let state = match (batch.is_done, batch.is_begun) {
-                        (true, _) => Some(UnitState::Done),
-                        (_, true) => Some(UnitState::Begun),
+                        (true, _) => Some(WorkState::Done),
+                        (_, true) => Some(WorkState::Begun),
                         _ => None,
                     };
                     let found = shared.begin(first);
                     assert_eq!(found.as_ref().err(), state.as_ref());
                     // Others see what is done when the batch is released.
-                    for piece in (0..9).filter(|_| state != Some(UnitState::Begun)) {
+                    for piece in (0..9).filter(|_| state != Some(WorkState::Begun)) {
                         let expected = if batch.is_done || piece < batch.next {
-                            UnitState::Done
+                            WorkState::Done
                         } else {
-                            UnitState::Begun
+                            WorkState::Begun
                         };
                         assert_eq!(shared.state(first, piece), expected);
                     }

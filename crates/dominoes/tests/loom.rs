@@ -8,9 +8,9 @@
 #![cfg(loom)]
 
 use dominoes::{
-    Assignment, BatchError, EventCount, Greedy, Lifo, NoBatch, Park, Pool, Publisher, Replicated,
-    Spin, StateMachine, Subscription, TryLock, TryPublishError, UnitState, Units, Verdicts, Wait,
-    WaitSet, WakeSource, Watch, Work,
+    Assignment, BatchError, Chunks, EventCount, Greedy, Lifo, NoBatch, Park, Pool, Publisher,
+    Replicated, Spin, StateMachine, Subscription, TryLock, TryPublishError, Verdicts, Wait,
+    WaitSet, WakeSource, Watch, Work, WorkState,
 };
 use loom::{
     sync::{
@@ -775,8 +775,8 @@ fn the_last_thread_that_leaves_a_batch_gets_its_value() {
             thread::yield_now();
         }
         writer.put(1, Box::new(11)).unwrap();
-        assert_eq!(batches.state(0, 0), UnitState::Done);
-        assert_eq!(batches.state(2, 0), UnitState::Free);
+        assert_eq!(batches.state(0, 0), WorkState::Done);
+        assert_eq!(batches.state(2, 0), WorkState::Free);
         let out = [reader.join().unwrap(), worker.join().unwrap()];
         assert_eq!(
             out.into_iter().flatten().collect::<Vec<_>>(),
@@ -871,10 +871,10 @@ fn an_exclusive_has_one_holder() {
     });
 }
 
-/// Does at most `pieces` remaining pieces of the first unit, in cells that only one thread may
-/// hold at a time. Releases the unit half done if there are more.
-fn work_on(units: &Units, cells: &[TryLock<u32>; 2], pieces: usize) {
-    let Ok(mut begun) = units.begin(0) else {
+/// Does at most `pieces` remaining pieces of the first chunk, in cells that only one thread may
+/// hold at a time. Releases the chunk half done if there are more.
+fn work_on(chunks: &Chunks, cells: &[TryLock<u32>; 2], pieces: usize) {
+    let Ok(mut begun) = chunks.begin(0) else {
         return;
     };
     for _ in 0..pieces {
@@ -892,11 +892,11 @@ fn work_on(units: &Units, cells: &[TryLock<u32>; 2], pieces: usize) {
 }
 
 /// Catches: a piece done twice or never, or by two threads at the same time, when two threads
-/// compete for a unit that either may leave half done.
+/// compete for a chunk that either may leave half done.
 #[test]
 fn a_unit_is_done_once_by_two_threads_together() {
     model(3, || {
-        let shared = Arc::new((Units::new(1, 1), [TryLock::new(0), TryLock::new(0)]));
+        let shared = Arc::new((Chunks::new(1, 1), [TryLock::new(0), TryLock::new(0)]));
         let others: Vec<_> = [1, 2]
             .into_iter()
             .map(|pieces| {
@@ -909,7 +909,7 @@ fn a_unit_is_done_once_by_two_threads_together() {
             other.join().unwrap();
         }
         work_on(&shared.0, &shared.1, 2);
-        assert_eq!(shared.0.state(1), UnitState::Done);
+        assert_eq!(shared.0.state(1), WorkState::Done);
         for cell in &shared.1 {
             assert_eq!(*cell.try_take().unwrap(), 1);
         }
@@ -921,7 +921,7 @@ fn a_unit_is_done_once_by_two_threads_together() {
 #[test]
 fn a_thread_that_sees_a_piece_done_sees_what_it_wrote() {
     model(3, || {
-        let shared = Arc::new((Units::new(1, 1), AtomicUsize::new(0)));
+        let shared = Arc::new((Chunks::new(1, 1), AtomicUsize::new(0)));
         let worker = {
             let shared = shared.clone();
             thread::spawn(move || {
@@ -932,7 +932,7 @@ fn a_thread_that_sees_a_piece_done_sees_what_it_wrote() {
                 begun.done(0);
             })
         };
-        if shared.0.state(0) == UnitState::Done {
+        if shared.0.state(0) == WorkState::Done {
             assert_eq!(shared.1.load(Ordering::Relaxed), 7);
         }
         if let Ok(begun) = shared.0.begin(0)
@@ -944,49 +944,49 @@ fn a_thread_that_sees_a_piece_done_sees_what_it_wrote() {
     });
 }
 
-/// Catches: a unit of a later lap that starts from the previous lap's value of its word; a late
-/// check of an earlier unit that takes it for not done.
+/// Catches: a chunk of a later lap that starts from the previous lap's value of its word; a late
+/// check of an earlier chunk that takes it for not done.
 #[test]
 fn a_word_serves_unit_after_unit() {
     model(3, || {
-        let units = Arc::new(Units::new(1, 1));
+        let chunks = Arc::new(Chunks::new(1, 1));
         let late = {
-            let units = units.clone();
-            thread::spawn(move || match units.begin(0) {
+            let chunks = chunks.clone();
+            thread::spawn(move || match chunks.begin(0) {
                 Ok(begun) => assert!(begun.next() < 2),
-                Err(found) => assert_ne!(found, UnitState::Free),
+                Err(found) => assert_ne!(found, WorkState::Free),
             })
         };
-        let Ok(mut begun) = units.begin(0) else {
+        let Ok(mut begun) = chunks.begin(0) else {
             late.join().unwrap();
             return;
         };
         begun.done(1);
         drop(begun);
-        let mut next = units.begin(2).expect("the unit before is done");
+        let mut next = chunks.begin(2).expect("the chunk before is done");
         assert_eq!(next.next(), 2);
         next.done(2);
         late.join().unwrap();
     });
 }
 
-/// Catches: a unit that no thread can begin any more because its thread unwound; a piece counted
+/// Catches: a chunk that no thread can begin any more because its thread unwound; a piece counted
 /// as done although its thread unwound while doing it.
 #[test]
 fn who_unwinds_lets_go_of_what_it_had_begun() {
     model(3, || {
-        let units = Arc::new(Units::new(1, 1));
+        let chunks = Arc::new(Chunks::new(1, 1));
         let other = {
-            let units = units.clone();
+            let chunks = chunks.clone();
             thread::spawn(move || {
-                if let Ok(mut begun) = units.begin(0) {
+                if let Ok(mut begun) = chunks.begin(0) {
                     let piece = begun.next();
                     begun.done(piece);
                 }
             })
         };
         let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            if let Ok(begun) = units.begin(0) {
+            if let Ok(begun) = chunks.begin(0) {
                 let piece = begun.next();
                 std::panic::resume_unwind(Box::new(piece));
             }
@@ -996,7 +996,7 @@ fn who_unwinds_lets_go_of_what_it_had_begun() {
             Err(piece) => *piece.downcast_ref::<u64>().unwrap(),
             Ok(()) => 1,
         };
-        let next = units.begin(0).unwrap().next();
+        let next = chunks.begin(0).unwrap().next();
         assert!(next == 1 || next == first_undone, "{next}");
     });
 }

@@ -38,7 +38,7 @@
 //! | `Batches`, laps | 24 | laps of 16 | 2.7 s | nothing: no caller is a lap off |
 //! | `Batches`, readers | 7 | threads | none | at most 127, checked; 56 workers |
 //! | `Batches`, pieces of work | 30 | effects | none | 2^22 of a request, 256 requests, checked |
-//! | `Units` | 63 | pieces | 2,900 years | nothing: compared modulo 2^63 |
+//! | `Chunks` | 63 | pieces | 2,900 years | nothing: compared modulo 2^63 |
 //! | `Greedy` | 48 | requests | 32 days | nothing: compared modulo 2^48 |
 //! | `EventCount`, `WaitSet` | 64 | wake-ups | 5,800 years | |
 //! | `TimerId` | 64 | timers of a wheel | 5,800 years | |

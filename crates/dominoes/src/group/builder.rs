@@ -5,7 +5,7 @@ use super::{
     GroupWorker, MAX_REPLICAS, Membership, Observe, OnDivergence,
     observe::{DivergenceHook, Observer, Prints},
 };
-use crate::{Park, Seq, Units, WakeSource, channel};
+use crate::{Chunks, Park, Seq, WakeSource, channel};
 use std::{
     fmt,
     sync::{Arc, Mutex},
@@ -200,7 +200,7 @@ impl<S> GroupBuilder<S> {
         let observer = |prints| Observer::new(fields, every, slots, prints, hook);
         let shared = Arc::new(GroupShared {
             membership: Membership::new(slots, self.replicas, false),
-            units: Units::new(words, settings.chunk_shift),
+            chunks: Chunks::new(words, settings.chunk_shift),
             settings,
             observer: self.prints.map(observer),
             meters: (0..slots).map(|_| Arc::default()).collect(),

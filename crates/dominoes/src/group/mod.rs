@@ -38,7 +38,7 @@
 //! A [`GroupWorker`] is one replica, whose turns can be called by hand: [`GroupBuilder::by_hand`].
 //! A group runs each on a thread. The rest of this module is for code with its own workers:
 //! [`Membership`] records which workers exist and hands over states, [`Fingerprints`] with
-//! [`Agreement`] decide which replicas are right, [`Units`] records which effects are performed.
+//! [`Agreement`] decide which replicas are right, [`Chunks`] records which effects are performed.
 
 mod builder;
 mod join_check;
@@ -57,7 +57,7 @@ pub use observe::{Divergence, Observe, OnDivergence};
 pub use slots::{JoinersServed, Membership, MembershipStats, ReplicaSlotError, WorkerState};
 pub use worker::GroupWorker;
 
-use crate::{DomainHandle, DomainStats, Log, Meter, Park, Publisher, Seq, Units, WakeSource};
+use crate::{Chunks, DomainHandle, DomainStats, Log, Meter, Park, Publisher, Seq, WakeSource};
 use observe::Observer;
 use std::{
     collections::HashMap,
@@ -79,7 +79,7 @@ struct Code<A, P> {
 struct GroupShared<S, T: Send + Sync, E> {
     membership: Membership<Snapshot<S, T, E>>,
     /// Which effects are performed.
-    units: Units,
+    chunks: Chunks,
     settings: GroupSettings,
     observer: Option<Observer<S>>,
     /// By replica slot.

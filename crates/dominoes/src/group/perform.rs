@@ -1,13 +1,13 @@
 //! Decides which worker performs which effect.
 //!
 //! Effects are performed in *chunks* of positions, each of which is a unit of
-//! [`Units`](crate::Units): one word records how far the chunk is performed, and whether a
+//! [`Chunks`](crate::Chunks): one word records how far the chunk is performed, and whether a
 //! worker has begun it. Chunks go to the active workers in turn. That is only advice: a worker
 //! that sees another set of active workers computes another owner, which does no harm, because
 //! the word decides. Every worker retains every effect until the word shows that it is
 //! performed, so any worker can perform effects that another one has not begun.
 //!
-//! [`Units`](crate::Units) makes the claims, and its argument holds here: a worker that reads
+//! [`Chunks`](crate::Chunks) makes the claims, and its argument holds here: a worker that reads
 //! that an effect is performed sees everything that performing it wrote, and a worker that takes
 //! over a chunk continues after the performed effects. All other communication between workers
 //! goes through the log, the slot table's lock, or a word of it.
@@ -21,7 +21,7 @@ use super::{
     membership::replicas,
     worker::{GroupWorker, Replica},
 };
-use crate::{Begun, Seq, UnitState};
+use crate::{BegunChunk, Seq, WorkState};
 use std::{collections::VecDeque, sync::PoisonError, time::Instant};
 
 /// The effects that a worker retains, of the applied requests, from the first one on that
@@ -138,10 +138,10 @@ where
         most: usize,
     ) -> usize {
         let shared = &*self.shared;
-        if shared.units.state(end - 1) != UnitState::Free {
+        if shared.chunks.state(end - 1) != WorkState::Free {
             return 0;
         }
-        let Ok(begun) = shared.units.begin(seq) else {
+        let Ok(begun) = shared.chunks.begin(seq) else {
             return 0;
         };
         let from = begun.next();
@@ -169,7 +169,7 @@ where
         let shared = &*self.shared;
         let (first, end) = (replica.pending.first, replica.pending.end());
         let mut done = first;
-        let is_done = |seq| shared.units.state(seq) == UnitState::Done;
+        let is_done = |seq| shared.chunks.state(seq) == WorkState::Done;
         while done < end && is_done(done) {
             // One check for a whole chunk, if all of it is done.
             let last = shared.chunk_end(done).min(end) - 1;
@@ -191,7 +191,7 @@ where
 /// too many.
 struct Attempt<'a, S, T: Send + Sync, E> {
     shared: &'a GroupShared<S, T, E>,
-    begun: Begun<'a>,
+    begun: BegunChunk<'a>,
     /// The effect that is being performed.
     effect: Option<Seq>,
 }
@@ -202,7 +202,7 @@ impl<S, T: Send + Sync, E> Drop for Attempt<'_, S, T, E> {
         let interrupted = self.shared.interrupted.lock();
         let mut interrupted = interrupted.unwrap_or_else(PoisonError::into_inner);
         interrupted.count += 1;
-        let is_open = |seq: &Seq| self.shared.units.state(*seq) != UnitState::Done;
+        let is_open = |seq: &Seq| self.shared.chunks.state(*seq) != WorkState::Done;
         interrupted.attempts.retain(|seq, _| is_open(seq));
         let attempts = interrupted.attempts.entry(seq).or_insert(0);
         *attempts += 1;

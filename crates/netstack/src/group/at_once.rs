@@ -8,7 +8,7 @@
 use core::panic::AssertUnwindSafe;
 use std::panic::{catch_unwind, resume_unwind};
 
-use dominoes::UnitState;
+use dominoes::WorkState;
 
 use super::execute::{Executor, Step};
 use super::pending::{Applied, Cursor, PendingEffects};
@@ -195,7 +195,7 @@ impl<T: FaultHooks> Executor<'_, T> {
                 effect => {
                     match self.begin_piece(applied, number) {
                         Ok(()) => self.execute(applied, effect),
-                        Err(UnitState::Done) => {}
+                        Err(WorkState::Done) => {}
                         Err(_) => return Err(Step::Blocked),
                     }
                     continue;
@@ -209,7 +209,7 @@ impl<T: FaultHooks> Executor<'_, T> {
             (self.cursor.number, self.cursor.frame) = (applied.effects, 0);
             match self.begin_piece(applied, applied.effects) {
                 Ok(()) => self.finish_batch(),
-                Err(UnitState::Done) => {}
+                Err(WorkState::Done) => {}
                 Err(_) => return Err(Step::Blocked),
             }
         }

@@ -7,7 +7,7 @@
 //! worker or by one that stole it. While another worker has begun the work at the cursor, the
 //! cursor stands. Work behind it can be [stolen](super::steal) by any worker, this one included.
 
-use dominoes::{BegunBatch, UnitState};
+use dominoes::{BegunBatch, WorkState};
 
 use super::pending::{Applied, Cursor, PendingEffects, piece};
 use crate::group::{FaultHooks, ReplicatedShared};
@@ -163,7 +163,7 @@ impl<T: FaultHooks> Executor<'_, T> {
             if mine && applied.left == 0 {
                 match self.begin_piece(applied, number) {
                     Ok(()) => self.finish_batch(),
-                    Err(UnitState::Done) => {}
+                    Err(WorkState::Done) => {}
                     Err(_) => return Step::Blocked,
                 }
             }
@@ -187,7 +187,7 @@ impl<T: FaultHooks> Executor<'_, T> {
             effect if mine => {
                 match self.begin_piece(applied, number) {
                     Ok(()) => self.execute(applied, effect),
-                    Err(UnitState::Done) => {}
+                    Err(WorkState::Done) => {}
                     Err(_) => return Step::Blocked,
                 }
                 step = Step::Performed;
@@ -226,8 +226,8 @@ impl<T: FaultHooks> Executor<'_, T> {
                     built += count;
                     self.cursor.frame += count;
                 }
-                Err(UnitState::Begun) if built > 0 => return Err(Step::Performed),
-                Err(UnitState::Begun) => return Err(Step::Blocked),
+                Err(WorkState::Begun) if built > 0 => return Err(Step::Performed),
+                Err(WorkState::Begun) => return Err(Step::Blocked),
                 Err(_) => self.cursor.frame += 1,
             }
         }
@@ -273,12 +273,12 @@ impl<T: FaultHooks> Executor<'_, T> {
     /// # Errors
     /// The state of that piece of work, if it is done, or another worker has begun the batch.
     #[inline(always)]
-    pub(crate) fn begin_piece(&mut self, applied: &Applied, number: u32) -> Result<(), UnitState> {
+    pub(crate) fn begin_piece(&mut self, applied: &Applied, number: u32) -> Result<(), WorkState> {
         if !self.has_begun_batch(applied) {
             self.begin_batch(applied)?;
         }
         match &self.begun {
-            Some(begun) if begun.has_done(piece(applied.index, number)) => Err(UnitState::Done),
+            Some(begun) if begun.has_done(piece(applied.index, number)) => Err(WorkState::Done),
             _ => Ok(()),
         }
     }
@@ -292,7 +292,7 @@ impl<T: FaultHooks> Executor<'_, T> {
     }
 
     #[inline(never)]
-    fn begin_batch(&mut self, applied: &Applied) -> Result<(), UnitState> {
+    fn begin_batch(&mut self, applied: &Applied) -> Result<(), WorkState> {
         self.release_batch();
         let first = self.cursor.seq - u64::from(applied.index);
         self.begun = Some(self.shared.published.begin(first)?);
@@ -323,7 +323,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         &mut self,
         frames: &F,
         most: u32,
-    ) -> Result<u32, UnitState> {
+    ) -> Result<u32, WorkState> {
         let from = self.cursor.frame;
         let most = match F::TOGETHER {
             true => most.min(frames.count() - from),
@@ -332,7 +332,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         let world = &self.shared.world;
         let begun = world.tx.begin(frames.first() + u64::from(from), most);
         let begun = begun.inspect_err(|why| {
-            self.stats.diverged += u64::from(*why == UnitState::Free);
+            self.stats.diverged += u64::from(*why == WorkState::Free);
         })?;
         let count = begun.left();
         let (hooks, seq) = (&mut *self.hooks, self.cursor.seq);

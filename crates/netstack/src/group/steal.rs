@@ -35,7 +35,7 @@
 //! The cursor of a worker does not pass a piece that a thief has begun and not done: if the thief
 //! unwinds, the worker does the rest of its own share.
 
-use dominoes::{Seq, UnitState};
+use dominoes::{Seq, WorkState};
 
 use super::execute::{Executor, NumberedFrames};
 use super::pending::{Applied, PendingEffects, piece};
@@ -240,14 +240,14 @@ impl<T: FaultHooks> Executor<'_, T> {
         skipped: &mut bool,
         applied: &Applied,
         number: u32,
-    ) -> Result<(), UnitState> {
+    ) -> Result<(), WorkState> {
         let (shared, seq) = (self.shared, self.cursor.seq);
         let owner = match self.owner(applied) {
             Owner::Worker(owner) if !*skipped => owner,
-            Owner::Done => return Err(UnitState::Done),
+            Owner::Done => return Err(WorkState::Done),
             _ => {
                 *skipped = true;
-                return Err(UnitState::Begun);
+                return Err(WorkState::Begun);
             }
         };
         let found = if self.has_begun_batch(applied) {
@@ -255,17 +255,17 @@ impl<T: FaultHooks> Executor<'_, T> {
         } else {
             let first = seq - u64::from(applied.index);
             match shared.published.state(first, piece(applied.index, number)) {
-                UnitState::Free
+                WorkState::Free
                     if !stragglers.may_steal(shared, self.pending, self.id, owner, seq) =>
                 {
-                    Err(UnitState::Begun)
+                    Err(WorkState::Begun)
                 }
-                UnitState::Free if T::ACTIVE && self.hooks.steals_unclaimed(seq) => Ok(()),
-                UnitState::Free => self.begin_piece(applied, number),
+                WorkState::Free if T::ACTIVE && self.hooks.steals_unclaimed(seq) => Ok(()),
+                WorkState::Free => self.begin_piece(applied, number),
                 state => Err(state),
             }
         };
-        *skipped |= found == Err(UnitState::Begun);
+        *skipped |= found == Err(WorkState::Begun);
         found
     }
 
@@ -301,12 +301,12 @@ impl<T: FaultHooks> Executor<'_, T> {
         let frame = frames.first() + u64::from(self.cursor.frame);
         let owner = tx.owner(frame);
         let found = match (tx.state(frame), owner) {
-            (UnitState::Free, Owner::Worker(owner))
+            (WorkState::Free, Owner::Worker(owner))
                 if stragglers.may_steal(shared, self.pending, self.id, owner, seq) =>
             {
                 self.build(frames, 1)
             }
-            (UnitState::Free, _) => Err(UnitState::Begun),
+            (WorkState::Free, _) => Err(WorkState::Begun),
             (state, _) => Err(state),
         };
         let (built, behind) = match found {
@@ -314,7 +314,7 @@ impl<T: FaultHooks> Executor<'_, T> {
                 self.stats.stolen += u64::from(owner != Owner::Worker(self.id));
                 (1, 1)
             }
-            Err(UnitState::Begun) => (0, tx.chunk_end(frame) - frame),
+            Err(WorkState::Begun) => (0, tx.chunk_end(frame) - frame),
             Err(_) => (0, 1),
         };
         let rest = u64::from(frames.count() - self.cursor.frame);

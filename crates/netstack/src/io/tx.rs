@@ -16,7 +16,7 @@
 //!
 //! These two words say who builds a frame, whether a thread is at it, and whether it is built;
 //! nothing else does. Any worker may begin a free frame, so a late owner delays nobody for long.
-//! While a frame is [begun](UnitState::Begun), a thread works on it: others wait for that thread.
+//! While a frame is [begun](WorkState::Begun), a thread works on it: others wait for that thread.
 //!
 //! `apply` never numbers a frame while its slot's chunk holds an unsent frame of an earlier lap: it
 //! rounds `sent`, which the transmit pump publishes, down to whole chunks
@@ -38,7 +38,7 @@
 //! of slots, covers only the prefix without holes.
 //!
 //! No replica asks for a frame whose slot still has an earlier frame, unless its state is wrong:
-//! [`TxRing::begin`] then fails with [`UnitState::Free`].
+//! [`TxRing::begin`] then fails with [`WorkState::Free`].
 
 #[cfg(all(test, netstack_loom))]
 mod loom_models;
@@ -54,7 +54,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use crossbeam_utils::CachePadded;
-use dominoes::UnitState;
+use dominoes::WorkState;
 use dominoes_drivers::{TxFrame, TxMeta, TxPrepare};
 
 use crate::config::tx_chunk;
@@ -312,26 +312,26 @@ impl TxRing {
     }
 
     /// The state of frame `frame`.
-    pub(crate) fn state(&self, frame: u64) -> UnitState {
+    pub(crate) fn state(&self, frame: u64) -> WorkState {
         let found = self.chunk(frame).begun.load(Ordering::Relaxed);
         self.count_free(found, frame)
             .err()
-            .unwrap_or(UnitState::Free)
+            .unwrap_or(WorkState::Free)
     }
 
     /// How many frames can be begun, from frame `first` to the end of its chunk, whose word is
     /// `found`.
     #[inline(always)]
-    fn count_free(&self, found: u64, first: u64) -> Result<u32, UnitState> {
+    fn count_free(&self, found: u64, first: u64) -> Result<u32, WorkState> {
         match compare_lap(found, self.lap(first)) {
             cmp::Ordering::Equal => {}
-            cmp::Ordering::Greater => return Err(UnitState::Done),
-            cmp::Ordering::Less => return Err(UnitState::Free),
+            cmp::Ordering::Greater => return Err(WorkState::Done),
+            cmp::Ordering::Less => return Err(WorkState::Free),
         }
         match (found as u32 >> self.bit(first)).trailing_zeros() {
             0 => Err(match self.count_built(first) {
-                (cmp::Ordering::Less, _) | (cmp::Ordering::Equal, 0) => UnitState::Begun,
-                _ => UnitState::Done,
+                (cmp::Ordering::Less, _) | (cmp::Ordering::Equal, 0) => WorkState::Begun,
+                _ => WorkState::Done,
             }),
             free => Ok(free.min((self.chunk_end(first) - first) as u32)),
         }
@@ -368,9 +368,10 @@ impl TxRing {
     /// end of the chunk.
     ///
     /// # Errors
-    /// The state of frame `first`: [`UnitState::Free`] if its slot still has an earlier frame.
+    /// The state of frame `first`: [`WorkState::Free`] if its slot still has an earlier frame.
     #[inline(always)]
-    pub(crate) fn begin(&self, first: u64, most: u32) -> Result<BegunFrames<'_>, UnitState> {
+    pub(crate) fn begin(&self, first: u64, most: u32) -> Result<BegunFrames<'_>, WorkState> {
+        debug_assert!(most > 0, "no frame is begun");
         let chunk = self.chunk(first);
         let mut found = chunk.begun.load(Ordering::Relaxed);
         loop {

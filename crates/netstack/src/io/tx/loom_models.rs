@@ -109,7 +109,7 @@ fn two_workers_name_an_owner_while_one_builds() {
         };
         let owner = ring.assign(1, 0);
         if ring.has_built(&mut 0, 1) {
-            assert_eq!(ring.state(0), UnitState::Done);
+            assert_eq!(ring.state(0), WorkState::Done);
             // SAFETY: it is built, and nobody frees it.
             assert_eq!(unsafe { ring.frame(0) }.payload, [0]);
         }

@@ -48,7 +48,7 @@ fn frames_leave_past_a_hole_once_enough_are_ready_behind_it_and_each_once() {
     assert_eq!(send_all(&mut transmitter).len(), 3);
     assert_eq!((ring.sent(), transmitter.passed()), (0, 3));
     // Their slots are not free, and nothing goes twice.
-    assert_eq!(ring.begin(9, 1).err(), Some(UnitState::Free));
+    assert_eq!(ring.begin(9, 1).err(), Some(WorkState::Free));
     assert_eq!(send_all(&mut transmitter), Vec::<Vec<u8>>::new());
     build(&ring, 0, b"a0");
     assert_eq!(send_all(&mut transmitter), [b"a0"]);
@@ -116,14 +116,14 @@ fn frames_leave_in_the_order_of_their_numbers_however_they_were_built() {
 fn a_second_builder_of_a_frame_is_found_out() {
     let (ring, mut transmitter) = TxRing::new(4, (64, 0), 32, None);
     build(&ring, 0, b"a0");
-    assert_eq!(ring.begin(0, 1).err(), Some(UnitState::Done));
-    assert_eq!(ring.begin(4, 1).err(), Some(UnitState::Free));
+    assert_eq!(ring.begin(0, 1).err(), Some(WorkState::Done));
+    assert_eq!(ring.begin(4, 1).err(), Some(WorkState::Free));
     send_all(&mut transmitter);
-    assert_eq!(ring.begin(0, 1).err(), Some(UnitState::Done));
+    assert_eq!(ring.begin(0, 1).err(), Some(WorkState::Done));
     let begun = ring.begin(4, 1).unwrap();
-    assert_eq!(ring.state(4), UnitState::Begun);
+    assert_eq!(ring.state(4), WorkState::Begun);
     drop(begun);
-    assert_eq!(ring.state(4), UnitState::Free);
+    assert_eq!(ring.state(4), WorkState::Free);
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn parts_of_a_chunk_leave_in_order_and_its_slots_are_free_when_all_have() {
         build_range(&ring, at..at + 1);
         assert_eq!(numbers(&send_all(&mut transmitter)), [at as u8]);
         // Its frames of the next lap have no slots yet.
-        assert_eq!(ring.begin(at + 8, 1).err(), Some(UnitState::Free));
+        assert_eq!(ring.begin(at + 8, 1).err(), Some(WorkState::Free));
         build_range(&ring, at + 4..at + 6);
         build_range(&ring, at + 1..at + 2);
         let rest: Vec<u8> = (1..6).map(|i| (at + i) as u8).collect();
@@ -285,7 +285,7 @@ fn the_free_frames_in_a_row_are_begun_together_and_unwinding_gives_them_up() {
     for (first, most, len) in lens {
         assert_eq!(ring.begin(first, most).unwrap().left(), len);
     }
-    assert_eq!(ring.begin(1, 3).err(), Some(UnitState::Done));
+    assert_eq!(ring.begin(1, 3).err(), Some(WorkState::Done));
     let dies = std::panic::AssertUnwindSafe(|| {
         let mut begun = ring.begin(2, 2).unwrap();
         begun.built(0, 2, TxMeta::default());
