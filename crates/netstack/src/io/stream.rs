@@ -53,10 +53,10 @@
 //!
 //! *Written ahead.* A stream of units (TLS, or a program's own) has one writer, which assigns
 //! ranges above `written` to units, within the room that an ordinary write would have. The thread
-//! that has claimed a unit (`io/units.rs`) writes its range, any number of times; `written` moves
+//! that has begun a unit (`io/units.rs`) writes its range, any number of times; `written` moves
 //! over the range when it is done (`StreamRef::publish_written`). No frame reads above `written`.
 //!
-//! *Opened from the ring.* Threads that have claimed units read them in place from the receive
+//! *Opened from the ring.* Threads that have begun units read them in place from the receive
 //! ring, between `app_read` and the end of stamped deliveries (`StreamRef::arrived`). Their reader
 //! moves `app_read` over a unit when it is done.
 //!

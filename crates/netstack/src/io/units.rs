@@ -1,16 +1,16 @@
 //! Units: pieces of a stream that any worker may process, and whose results are used in order.
 //!
 //! A [`UnitRing`] is a bounded ring of units between one producer and one consumer. Between them,
-//! any number of threads claim units, in any order, and process them. The consumer takes the *done
+//! any number of threads begin units, in any order, and process them. The consumer takes the *done
 //! prefix*: nothing after the first unit that is not done.
 //!
 //! ```text
-//! free -push-> ready -claim-> claimed -done-> done -take-> free, for the unit one round later
+//! free -push-> ready -begin-> begun -done-> done -take-> free, for the unit one round later
 //!                ^               |
 //!                +---- dropped --+
 //! ```
 //!
-//! If a claim is dropped without [`Claim::done`], because its thread unwinds, the unit becomes
+//! If one is dropped without [`BegunUnit::done`], because its thread unwinds, the unit becomes
 //! ready again. So a unit may be begun several times, and processing must not change its input
 //! until the unit is done. That is why units are sealed and opened from one buffer to another and
 //! not in place: a unit that is half sealed in place is neither text nor unit.
@@ -62,10 +62,10 @@ struct Unit<T> {
 pub(crate) enum UnitState {
     /// There is no such unit yet.
     Free,
-    /// It can be claimed.
+    /// It can be begun.
     Ready,
     /// A thread is processing it.
-    Claimed,
+    Begun,
     /// It can be taken, in order.
     Done,
 }
@@ -134,39 +134,39 @@ impl<T> UnitRing<T> {
             return false;
         }
         fill(&mut slot.enter().value);
-        // ORDERING: Release, pairs with the Acquire in `claim`, and in `take`.
+        // ORDERING: Release, pairs with the Acquire in `begin`, and in `take`.
         slot.word.store(word(number, state), Ordering::Release);
-        // ORDERING: Release, pairs with the Acquire in `claim`, which looks no farther.
+        // ORDERING: Release, pairs with the Acquire in `begin`, which looks no farther.
         self.pushed.store(number + 1, Ordering::Release);
         true
     }
 
-    /// Claims the oldest unit that is ready.
-    pub(crate) fn claim(&self) -> Option<Claim<'_, T>> {
+    /// Begins the oldest unit that is ready.
+    pub(crate) fn begin(&self) -> Option<BegunUnit<'_, T>> {
         // ORDERING: Relaxed: an older number only makes the search begin earlier.
         let taken = self.taken.load(Ordering::Relaxed);
         // ORDERING: Acquire, pairs with the Release in `push`.
         let pushed = self.pushed.load(Ordering::Acquire);
-        (taken..pushed).find_map(|number| self.claim_number(number))
+        (taken..pushed).find_map(|number| self.begin_number(number))
     }
 
-    /// Claims the next unit in order, if it is ready. For the consumer.
-    pub(crate) fn claim_first(&self) -> Option<Claim<'_, T>> {
-        self.claim_number(self.taken.load(Ordering::Relaxed))
+    /// Begins the next unit in order, if it is ready. For the consumer.
+    pub(crate) fn begin_first(&self) -> Option<BegunUnit<'_, T>> {
+        self.begin_number(self.taken.load(Ordering::Relaxed))
     }
 
-    fn claim_number(&self, number: u64) -> Option<Claim<'_, T>> {
+    fn begin_number(&self, number: u64) -> Option<BegunUnit<'_, T>> {
         let slot = self.slot(number);
         let ready = word(number, UnitState::Ready);
         if slot.word.load(Ordering::Relaxed) != ready {
             return None;
         }
-        let claimed = word(number, UnitState::Claimed);
-        // ORDERING: Acquire, pairs with the Release in `push` and in `Claim::give`.
+        let begun = word(number, UnitState::Begun);
+        // ORDERING: Acquire, pairs with the Release in `push` and in `BegunUnit::give`.
         slot.word
-            .compare_exchange(ready, claimed, Ordering::Acquire, Ordering::Relaxed)
+            .compare_exchange(ready, begun, Ordering::Acquire, Ordering::Relaxed)
             .ok()?;
-        Some(Claim {
+        Some(BegunUnit {
             slot,
             number,
             unit: Some(slot.enter()),
@@ -186,7 +186,7 @@ impl<T> UnitRing<T> {
     /// The numbers of the units that are ready.
     fn ready(&self) -> impl Iterator<Item = u64> {
         let taken = self.taken.load(Ordering::Relaxed);
-        // ORDERING: Relaxed: `claim` checks again.
+        // ORDERING: Relaxed: `begin` checks again.
         let pushed = self.pushed.load(Ordering::Relaxed);
         (taken..pushed).filter(|number| {
             self.slot(*number).word.load(Ordering::Relaxed) == word(*number, UnitState::Ready)
@@ -196,9 +196,9 @@ impl<T> UnitRing<T> {
     /// The state of the next unit in order. For the consumer.
     pub(crate) fn first(&self) -> UnitState {
         let number = self.taken.load(Ordering::Relaxed);
-        // ORDERING: Relaxed: `claim_first` and `take` check again.
+        // ORDERING: Relaxed: `begin_first` and `take` check again.
         let found = self.slot(number).word.load(Ordering::Relaxed);
-        let states = [UnitState::Ready, UnitState::Claimed, UnitState::Done];
+        let states = [UnitState::Ready, UnitState::Begun, UnitState::Done];
         let state = states
             .into_iter()
             .find(|state| word(number, *state) == found);
@@ -210,8 +210,8 @@ impl<T> UnitRing<T> {
     pub(crate) fn take<R>(&self, take: impl FnOnce(&mut T) -> R) -> Option<R> {
         let number = self.taken.load(Ordering::Relaxed);
         let slot = self.slot(number);
-        // ORDERING: Acquire, pairs with the Release in `Claim::give`: all writes of the unit's last
-        // thread are seen, in the slot and elsewhere.
+        // ORDERING: Acquire, pairs with the Release in `BegunUnit::give`: all writes of the unit's
+        // last thread are seen, in the slot and elsewhere.
         if slot.word.load(Ordering::Acquire) != word(number, UnitState::Done) {
             return None;
         }
@@ -237,14 +237,14 @@ impl<T> Slot<T> {
 }
 
 /// A unit that this thread is processing. Dropping it makes the unit ready again.
-pub(crate) struct Claim<'a, T> {
+pub(crate) struct BegunUnit<'a, T> {
     slot: &'a Slot<T>,
     number: u64,
     /// `None` once it was given back.
     unit: Option<TryLockGuard<'a, Unit<T>>>,
 }
 
-impl<T> Claim<'_, T> {
+impl<T> BegunUnit<'_, T> {
     /// Marks the unit as processed.
     pub(crate) fn done(mut self) {
         self.give(UnitState::Done);
@@ -252,7 +252,7 @@ impl<T> Claim<'_, T> {
 
     fn give(&mut self, state: UnitState) {
         if self.unit.take().is_some() {
-            // ORDERING: Release, pairs with the Acquire in `claim_number` and in `take`.
+            // ORDERING: Release, pairs with the Acquire in `begin_number` and in `take`.
             self.slot
                 .word
                 .store(word(self.number, state), Ordering::Release);
@@ -260,7 +260,7 @@ impl<T> Claim<'_, T> {
     }
 }
 
-impl<T> Deref for Claim<'_, T> {
+impl<T> Deref for BegunUnit<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -269,14 +269,14 @@ impl<T> Deref for Claim<'_, T> {
     }
 }
 
-impl<T> DerefMut for Claim<'_, T> {
+impl<T> DerefMut for BegunUnit<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         let unit = self.unit.as_mut();
         &mut unit.expect("only giving it back takes it out").value
     }
 }
 
-impl<T> Drop for Claim<'_, T> {
+impl<T> Drop for BegunUnit<'_, T> {
     fn drop(&mut self) {
         self.give(UnitState::Ready);
     }
@@ -599,9 +599,9 @@ mod tests {
     #[test]
     fn only_the_done_prefix_is_taken() {
         let ring = ring(4, 3);
-        let [a, b] = [ring.claim().unwrap(), ring.claim().unwrap()];
+        let [a, b] = [ring.begin().unwrap(), ring.begin().unwrap()];
         b.done();
-        assert_eq!(ring.first(), UnitState::Claimed);
+        assert_eq!(ring.first(), UnitState::Begun);
         assert_eq!(take(&ring), None);
         a.done();
         assert_eq!(
@@ -615,7 +615,7 @@ mod tests {
     fn a_full_ring_takes_no_unit_until_the_first_is_taken() {
         let ring = ring(2, 2);
         assert!(!ring.push(|_| panic!("there is no room")));
-        ring.claim().unwrap().done();
+        ring.begin().unwrap().done();
         assert!(!ring.push(|_| panic!("it is done, but not taken")));
         assert_eq!(take(&ring), Some(0));
         assert!(ring.push(|place| *place = 2));
@@ -626,13 +626,13 @@ mod tests {
     fn a_claim_that_unwinds_gives_its_unit_back() {
         let ring = ring(2, 1);
         let dies = || {
-            let _claim = ring.claim().unwrap();
+            let _claim = ring.begin().unwrap();
             panic!("in the middle of a unit");
         };
         let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(dies));
         assert!(died.is_err());
         assert!(ring.has_ready());
-        ring.claim_first().unwrap().done();
+        ring.begin_first().unwrap().done();
         assert_eq!(take(&ring), Some(0));
     }
 
@@ -644,13 +644,13 @@ mod tests {
             let ring: Rc<UnitRing<u32>> = Rc::new(ring(4, 2));
             let other = Rc::clone(&ring);
             let claim = move || {
-                let claim = other.claim().unwrap();
+                let claim = other.begin().unwrap();
                 let unit = *claim;
                 claim.done();
                 unit
             };
             let (one, two) = interrupted(steps, claim, || {
-                let claim = ring.claim()?;
+                let claim = ring.begin()?;
                 let unit = *claim;
                 claim.done();
                 Some(unit)
@@ -707,7 +707,7 @@ mod tests {
         ) {
             let ring: UnitRing<(u32, bool)> = UnitRing::new(len);
             let mut expected = VecDeque::new();
-            let mut claims: Vec<Claim<'_, (u32, bool)>> = Vec::new();
+            let mut claims: Vec<BegunUnit<'_, (u32, bool)>> = Vec::new();
             let mut next = 0;
             for (step, index) in steps {
                 match step {
@@ -719,7 +719,7 @@ mod tests {
                             next += 1;
                         }
                     }
-                    1 => claims.extend(ring.claim()),
+                    1 => claims.extend(ring.begin()),
                     4 => {
                         let room = ring.has_room();
                         let pushed = ring.push_done(|unit| *unit = (next, true));
@@ -747,7 +747,7 @@ mod tests {
                 prop_assert!(!ring.are_ready(expected.len() + 1));
             }
             claims.clear();
-            while let Some(mut claim) = ring.claim() {
+            while let Some(mut claim) = ring.begin() {
                 claim.1 = true;
                 claim.done();
             }
@@ -772,14 +772,14 @@ mod loom_models {
     }
 
     fn work(ring: &UnitRing<u32>) {
-        while let Some(mut claim) = ring.claim() {
+        while let Some(mut claim) = ring.begin() {
             *claim += 10;
             claim.done();
         }
     }
 
     /// Catches: a unit that two threads process, or that is read before it is made or processed, or
-    /// whose slot is filled before it is taken, because `push`, `claim`, `give` or `take` is
+    /// whose slot is filled before it is taken, because `push`, `begin`, `give` or `take` is
     /// Relaxed.
     #[test]
     fn two_workers_process_units_and_the_consumer_takes_them_in_order() {
@@ -823,7 +823,7 @@ mod loom_models {
                 assert!(ring.0.push(|place| *place = unit));
             }
             let end = |ring: &(UnitRing<u32>, Serial, AtomicU64)| {
-                if let Some(claim) = ring.0.claim() {
+                if let Some(claim) = ring.0.begin() {
                     claim.done();
                 }
                 ring.1.run(|| {

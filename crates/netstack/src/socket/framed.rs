@@ -490,7 +490,7 @@ mod tests {
             for _ in 0..3 {
                 assert!(stage.push(&mut sender, &connection, (Units::TEXT, &[1; UNIT]), UNIT));
             }
-            let mut units = [0, 1, 2].map(|_| stage.sealing.claim());
+            let mut units = [0, 1, 2].map(|_| stage.sealing.begin());
             for unit in order {
                 let claimed = units[unit].take().expect("nobody else looks for units yet");
                 stage.seal(claimed, false);

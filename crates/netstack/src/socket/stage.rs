@@ -307,7 +307,7 @@ impl<C: Codec> Staged for Stage<C> {
         fence(Ordering::Acquire);
         let has_more = match first {
             UnitState::Ready | UnitState::Done => true,
-            UnitState::Claimed => false,
+            UnitState::Begun => false,
             UnitState::Free => below.is_at_end || self.has_unit(),
         };
         let has_place = self.sealing.len() + C::CONTROL_UNITS < UNITS || self.sealing.has_ready();
@@ -355,9 +355,9 @@ impl<C: Codec> UnitWork for Stage<C> {
         self.watch();
         let mut done = 0;
         while done < UNITS_PER_TURN {
-            let opening = self.opening.claim();
+            let opening = self.opening.begin();
             let sealing = match opening {
-                None => self.sealing.claim(),
+                None => self.sealing.begin(),
                 Some(_) => None,
             };
             if (opening.is_some() || sealing.is_some()) && self.share() {

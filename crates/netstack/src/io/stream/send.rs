@@ -285,7 +285,7 @@ impl<'a> StreamRef<'a> {
 
     /// Lets `fill` write the `len` bytes at `offset`. They must be above the write cursor, and have
     /// been [writable](Self::writable_behind) when their one writer chose them. The writer gives
-    /// each byte to one unit, and only the thread that has claimed a unit processes it.
+    /// each byte to one unit, and only the thread that has begun a unit processes it.
     pub(crate) fn write_ahead(&self, offset: u64, len: usize, fill: impl FnOnce(&mut [u8])) {
         let ring = self.outgoing();
         let [_, (_, rest)] = ring.spans(offset, len);

@@ -8,7 +8,7 @@ use dominoes::TryLockGuard;
 use super::{Codec, MAX_HEADER, Stage};
 use crate::error::SocketError;
 use crate::io::stream::{DeliveryCursor, StreamRef};
-use crate::io::units::{Claim, TextBuffer, UnitState};
+use crate::io::units::{BegunUnit, TextBuffer, UnitState};
 
 /// A unit to open.
 pub(in crate::socket) struct OpenUnit<C: Codec> {
@@ -159,7 +159,7 @@ impl<C: Codec> Stage<C> {
     }
 
     /// Opens a unit from the receive ring into its text.
-    pub(super) fn open(&self, mut unit: Claim<'_, OpenUnit<C>>, by_worker: bool) {
+    pub(super) fn open(&self, mut unit: BegunUnit<'_, OpenUnit<C>>, by_worker: bool) {
         let Ok(stream) = self.half.stream() else {
             return unit.done();
         };
@@ -304,14 +304,14 @@ impl<C: Codec> Reader<C> {
                     }
                 }
                 UnitState::Ready => {
-                    if let Some(unit) = stage.opening.claim_first() {
+                    if let Some(unit) = stage.opening.begin_first() {
                         stage.share();
                         stage.open(unit, false);
                     }
                 }
                 // A worker is opening it and notifies us. Meanwhile we open a later one, if there
                 // is one: to sleep and to be woken for each unit costs as much as a unit.
-                UnitState::Claimed => match stage.opening.claim() {
+                UnitState::Begun => match stage.opening.begin() {
                     Some(unit) => stage.open(unit, false),
                     None if has_missed => return Err(SocketError::WouldBlock.into()),
                     None => {
@@ -436,10 +436,10 @@ impl<C: Codec> Reader<C> {
         take(&stage).is_over = true;
         loop {
             match stage.opening.first() {
-                UnitState::Ready => drop(stage.opening.claim_first().map(Claim::done)),
+                UnitState::Ready => drop(stage.opening.begin_first().map(BegunUnit::done)),
                 UnitState::Done => drop(stage.opening.take(core::mem::take)),
                 // Another thread is using it.
-                UnitState::Claimed => return,
+                UnitState::Begun => return,
                 UnitState::Free => break,
             }
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{Codec, Stage, UNITS};
 use crate::error::SocketError;
 use crate::io::stream::{AppRequest, StreamRef};
-use crate::io::units::{Claim, TextBuffer};
+use crate::io::units::{BegunUnit, TextBuffer};
 
 /// A unit to seal.
 pub(in crate::socket) struct SealUnit<C: Codec> {
@@ -280,12 +280,12 @@ impl<C: Codec> Stage<C> {
 
     /// Seals one unit, if one is ready.
     fn seal_one(&self) -> bool {
-        let unit = self.sealing.claim();
+        let unit = self.sealing.begin();
         unit.map(|unit| self.seal(unit, false)).is_some()
     }
 
     /// Seals a unit from its text into the send ring.
-    pub(in crate::socket) fn seal(&self, mut unit: Claim<'_, SealUnit<C>>, by_worker: bool) {
+    pub(in crate::socket) fn seal(&self, mut unit: BegunUnit<'_, SealUnit<C>>, by_worker: bool) {
         let mut sealed = Ok(());
         if let (Ok(stream), Some(codec)) = (self.half.stream(), &unit.codec) {
             stream.write_ahead(unit.offset, unit.unit_len, |to| {
