@@ -134,7 +134,7 @@ impl Faulty {
 impl FaultHooks for Faulty {
     const ACTIVE: bool = true;
 
-    fn steals_unclaimed(&mut self, seq: u64) -> bool {
+    fn steals_unbegun(&mut self, seq: u64) -> bool {
         let due = self.due(seq) == Some(Fault::StealUnasked);
         if due {
             self.done();

@@ -12,9 +12,9 @@
 //!   performed. If a primary panics, parks or leaves, others perform the effects that it had not
 //!   begun. If it stalls, they do so after [`GroupBuilder::patience`], or when the log has advanced
 //!   by a quarter of its capacity.
-//! - *An effect is completed once.* Before a worker performs effects it claims their *chunk*,
+//! - *An effect is completed once.* Before a worker performs effects it begins their *chunk*,
 //!   [`GroupBuilder::chunk`] positions, by one compare-and-swap. No other worker performs effects
-//!   of that chunk until the claim is released; then work continues after the last completed one.
+//!   of that chunk until that one ends; then work continues after the last completed one.
 //!   So an effect is begun twice only if `perform` panicked in the middle of it. It is begun at
 //!   most [`GroupBuilder::attempts`] times, 3 unless set, and then given up and counted; with 1, no
 //!   effect is ever begun twice.

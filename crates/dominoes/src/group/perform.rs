@@ -7,7 +7,7 @@
 //! the word decides. Every worker retains every effect until the word shows that it is
 //! performed, so any worker can perform effects that another one has not begun.
 //!
-//! [`Chunks`](crate::Chunks) makes the claims, and its argument holds here: a worker that reads
+//! [`Chunks`](crate::Chunks) decides who begins, and its argument holds here: a worker that reads
 //! that an effect is performed sees everything that performing it wrote, and a worker that takes
 //! over a chunk continues after the performed effects. All other communication between workers
 //! goes through the log, the slot table's lock, or a word of it.
@@ -187,8 +187,8 @@ where
     }
 }
 
-/// A claim while `perform` runs. If that panics, counts the panic, and gives the effect up after
-/// too many.
+/// A begun chunk while `perform` runs. If that panics, counts the panic, and gives the effect up
+/// after too many.
 struct Attempt<'a, S, T: Send + Sync, E> {
     shared: &'a GroupShared<S, T, E>,
     begun: BegunChunk<'a>,

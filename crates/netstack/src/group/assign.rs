@@ -26,14 +26,14 @@ pub enum Primaries {
     /// The worker that claimed and parsed the batch: it has the frames' headers in its cache. A
     /// worker with nothing else to do claims the next batch, so the work goes to a free worker.
     /// Commands belong to the worker that published them. Chunks of frames belong to the worker
-    /// that claims them first, with one compare-and-swap each: one that has applied what numbers
+    /// that asks first, with one compare-and-swap each: one that has applied what numbers
     /// them and has nothing else to build. If that is a lone request, which asks for one frame or
     /// two, the chunk goes to the request's primary.
     #[default]
     ByPublisher,
     /// Batches, and chunks of frames, in turn.
     ByPosition,
-    /// Batches, and chunks of frames, belong to the worker that claims them first, with one
+    /// Batches, and chunks of frames, belong to the worker that asks first, with one
     /// compare-and-swap each. The worker that parsed a batch prepares it.
     Greedy,
     /// Batches in which any segment has payload, and chunks whose first frame has some, to the
@@ -54,8 +54,8 @@ impl Primaries {
         Primaries::ByLoad,
     ];
 
-    /// Whether chunks of frames belong to the worker that claims them first.
-    pub(crate) const fn claims_frames(self) -> bool {
+    /// Whether chunks of frames belong to the worker that asks first.
+    pub(crate) const fn first_owns_frames(self) -> bool {
         matches!(self, Primaries::ByPublisher | Primaries::Greedy)
     }
 }
@@ -161,7 +161,7 @@ impl WorkAssignment {
         chunk: u64,
         has_payload: bool,
     ) -> usize {
-        if self.policy.claims_frames() {
+        if self.policy.first_owns_frames() {
             return first;
         }
         let all = ReplicaSet::of(membership.staying());

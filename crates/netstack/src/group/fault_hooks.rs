@@ -31,7 +31,7 @@ pub trait FaultHooks: Send + 'static {
     /// Changes the worker's state before the worker applies the request at `seq`.
     fn change_state(&mut self, _seq: u64, _replica: &mut ReplicaState) {}
     /// Whether to take a late worker's work without beginning it.
-    fn steals_unclaimed(&mut self, _seq: u64) -> bool {
+    fn steals_unbegun(&mut self, _seq: u64) -> bool {
         false
     }
     /// Whether to mark the batch of the request as done before the next effect is performed.

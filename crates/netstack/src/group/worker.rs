@@ -676,7 +676,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     #[inline]
     fn is_likely_sender(&self, frame: u64) -> bool {
         let shared = &self.shared;
-        if shared.layout.primaries.claims_frames() {
+        if shared.layout.primaries.first_owns_frames() {
             return true;
         }
         match shared.world.tx.owner(frame) {
