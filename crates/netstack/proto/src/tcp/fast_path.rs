@@ -19,14 +19,14 @@ use crate::log::request::{Flags, Options, Segment};
 #[repr(u8)]
 pub(super) enum FastPath {
     /// None.
-    Closed,
+    Off,
     /// Acknowledgments without data.
     Acks,
     /// Data in order as well.
     Data,
 }
 
-field_variants!(FastPath { Closed, Acks, Data });
+field_variants!(FastPath { Off, Acks, Data });
 
 const fn size<T>(_: fn(&Tcb) -> &T) -> usize {
     size_of::<T>()
@@ -74,7 +74,7 @@ impl Tcb {
             || self.is_measured()
             || !self.is_clean()
         {
-            FastPath::Closed
+            FastPath::Off
         } else if !self.reassembly.is_empty() || self.rcv.fin_at != u64::MAX || self.orphan {
             FastPath::Acks
         } else {
@@ -85,13 +85,13 @@ impl Tcb {
     /// An event occurred that the fast path does not handle: [`Tcb::finish`] decides again.
     #[inline]
     pub(super) const fn close_fast_path(&mut self) {
-        self.fast_path = FastPath::Closed;
+        self.fast_path = FastPath::Off;
     }
 
     /// The request is over: sets the fast path from the resulting state.
     #[inline(always)]
     pub(super) fn update_fast_path(&mut self) {
-        if self.fast_path == FastPath::Closed {
+        if self.fast_path == FastPath::Off {
             self.fast_path = self.eligible_fast_path();
         }
     }
@@ -100,7 +100,7 @@ impl Tcb {
     #[inline(always)]
     pub(super) fn expected_ack(&self, seg: &Segment<'_>) -> Option<u32> {
         let Tcb { rcv, snd, .. } = self;
-        if self.fast_path == FastPath::Closed
+        if self.fast_path == FastPath::Off
             || seg.flags.without(Flags::PSH) != Flags::ACK
             || seg.seq != rcv.nxt
             || seg.timestamps.is_some() != rcv.timestamps

@@ -80,7 +80,7 @@ impl Tcb {
         } else if self.is_ack_due() {
             finish.blocked = !self.send_ack(cx);
         }
-        if self.fast_path == FastPath::Closed {
+        if self.fast_path == FastPath::Off {
             self.count_state(&mut cx.frames.counts);
         }
         self.update_fast_path();
@@ -98,7 +98,7 @@ impl Tcb {
     #[inline(always)]
     fn has_control_to_send(&self) -> bool {
         self.snd.due != Due::Nothing
-            || (self.fast_path == FastPath::Closed && self.scoreboard.lost() > 0)
+            || (self.fast_path == FastPath::Off && self.scoreboard.lost() > 0)
     }
 
     /// The remaining work of [`Tcb::finish`].

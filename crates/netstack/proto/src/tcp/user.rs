@@ -34,7 +34,7 @@ impl Tcb {
             rcv: ReceiveSpace::new(limits),
             snd: SendSpace::new(iss, super::mss_for(&flow, limits), now),
             state: State::SynSent,
-            fast_path: FastPath::Closed,
+            fast_path: FastPath::Off,
             orphan: false,
             passive: false,
             counted: Counted::Opening,
