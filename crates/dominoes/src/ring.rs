@@ -307,8 +307,8 @@ impl<T, W: Wait> Ring<T, W> {
         // sees the join here finds its member bit and cursor below.
         let mut epoch = membership.epoch.load(Ordering::Acquire);
         loop {
-            // ORDERING: Acquire, pairs with the Release in `Place::leave`: the leaver's reading is
-            // over.
+            // ORDERING: Acquire, pairs with the Release in `CursorSlot::leave`: the leaver's reading
+            // is over.
             let mut members = membership.members.load(Ordering::Acquire);
             let gate = if members == 0 {
                 self.prefix()
@@ -900,14 +900,14 @@ impl<T, W: Wait> Drop for Writer<T, W> {
     }
 }
 
-/// A place among the cursors, held for a subscription. Its cursor counts only while the
+/// A slot of a cursor, held for a subscription. Its cursor counts only while the
 /// subscription is a member.
-pub(crate) struct Place<T, W: Wait> {
+pub(crate) struct CursorSlot<T, W: Wait> {
     ring: Arc<Ring<T, W>>,
     place: usize,
 }
 
-impl<T, W: Wait> Place<T, W> {
+impl<T, W: Wait> CursorSlot<T, W> {
     fn take(ring: &Arc<Ring<T, W>>) -> Option<Self> {
         let taken = &ring.membership.taken;
         let mut now = taken.load(Ordering::Relaxed);
@@ -916,7 +916,7 @@ impl<T, W: Wait> Place<T, W> {
             if place >= MAX_SUBSCRIBERS {
                 return None;
             }
-            // ORDERING: AcqRel, pairs with the Release in `Place::drop`: the place's last user no
+            // ORDERING: AcqRel, pairs with the Release in `CursorSlot::drop`: the slot's last user no
             // longer writes its cursor.
             match taken.compare_exchange_weak(
                 now,
@@ -928,7 +928,7 @@ impl<T, W: Wait> Place<T, W> {
                     ring.membership
                         .evicted
                         .fetch_and(!(1 << place), Ordering::Relaxed);
-                    return Some(Place {
+                    return Some(CursorSlot {
                         ring: ring.clone(),
                         place,
                     });
@@ -976,7 +976,7 @@ fn thread_panicking() -> bool {
     std::thread::panicking()
 }
 
-impl<T, W: Wait> Drop for Place<T, W> {
+impl<T, W: Wait> Drop for CursorSlot<T, W> {
     fn drop(&mut self) {
         // ORDERING: Release, pairs with the AcqRel in `take`.
         self.ring
@@ -988,7 +988,7 @@ impl<T, W: Wait> Drop for Place<T, W> {
 
 /// One subscriber's side of the ring.
 pub(crate) struct Reader<T, W: Wait> {
-    place: Option<Place<T, W>>,
+    place: Option<CursorSlot<T, W>>,
     ring: Arc<Ring<T, W>>,
     /// A copy of the cursor: the first position not released.
     position: Seq,
@@ -999,11 +999,11 @@ pub(crate) struct Reader<T, W: Wait> {
 impl<T, W: Wait> Reader<T, W> {
     /// A reader of all entries published from now on; `None` if all places are taken.
     pub(crate) fn from_now(ring: &Arc<Ring<T, W>>) -> Option<Self> {
-        Place::take(ring).map(Self::from_now_at)
+        CursorSlot::take(ring).map(Self::from_now_at)
     }
 
     /// As `from_now`, at a place that the caller holds.
-    pub(crate) fn from_now_at(place: Place<T, W>) -> Self {
+    pub(crate) fn from_now_at(place: CursorSlot<T, W>) -> Self {
         let ring = place.ring.clone();
         // Holds the gate at or below the true position, which is not known yet.
         place.join(ring.prefix());
@@ -1025,7 +1025,7 @@ impl<T, W: Wait> Reader<T, W> {
 
     /// A second reader at the same position; `None` if all places are taken.
     pub(crate) fn fork(&self) -> Option<Self> {
-        let place = Place::take(&self.ring)?;
+        let place = CursorSlot::take(&self.ring)?;
         place.join(self.position);
         Some(Reader {
             place: Some(place),
@@ -1036,7 +1036,7 @@ impl<T, W: Wait> Reader<T, W> {
     }
 
     /// Stops counting, and keeps the place.
-    pub(crate) fn into_place(mut self) -> Place<T, W> {
+    pub(crate) fn into_place(mut self) -> CursorSlot<T, W> {
         let place = self
             .place
             .take()

@@ -3,7 +3,7 @@
 use crate::wait::pause;
 use crate::{
     Log, NoBatch, Seq, SpinYield, SubscribeError, Wait, WaitSet,
-    ring::{Place, Reader},
+    ring::{CursorSlot, Reader},
 };
 use std::{
     fmt,
@@ -308,7 +308,7 @@ impl<T, W: Wait> fmt::Debug for Subscription<T, W> {
 
 /// A subscription that does not read at the moment; no entries are kept for it.
 pub struct Inactive<T, W: Wait = SpinYield> {
-    place: Place<T, W>,
+    place: CursorSlot<T, W>,
     batch_limit: u64,
     patience: Duration,
 }

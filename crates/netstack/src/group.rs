@@ -200,7 +200,7 @@ impl ReplicatedShared {
         stats: &mut EffectStats,
         on_begin: impl FnOnce(),
     ) -> bool {
-        if run.place.is_none() {
+        if run.reserved.is_none() {
             self.verdicts.set(seq, prepare(request, run));
             stats.prepared += 1;
             return true;

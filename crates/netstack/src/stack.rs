@@ -562,9 +562,9 @@ impl Builder {
             let GroupIndex { index, count } = setup.group;
             let name = match is_only {
                 true => String::new(),
-                false if count == 1 => format!("interface {} ", setup.place + 1),
+                false if count == 1 => format!("interface {} ", setup.number + 1),
                 false if interfaces == 1 => format!("group {index} "),
-                false => format!("interface {} group {index} ", setup.place / count + 1),
+                false => format!("interface {} group {index} ", setup.number / count + 1),
             };
             Ok((name, variant.build(setup, self.layout, device)?))
         };

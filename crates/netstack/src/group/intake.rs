@@ -62,7 +62,7 @@ pub(crate) struct Parsed {
     /// Whether another worker claimed it.
     is_helped: bool,
     /// The first `count` are runs of segments that are not published; the rest is written anew, in
-    /// place.
+    /// slot.
     parsed: Vec<ParsedRun>,
     count: usize,
     /// The frames of each run that is not published.
@@ -95,9 +95,9 @@ impl Found for Parsed {
     }
 }
 
-/// A place for a batch.
+/// A slot for a batch.
 #[derive(Default)]
-enum Place {
+enum WaitingSlot {
     #[default]
     Free,
     /// Claimed at this time.
@@ -108,7 +108,7 @@ enum Place {
 /// Changed by workers that have a queue of the device.
 #[derive(Default)]
 struct Claimed {
-    /// How many batches were claimed. Changed by the worker that has the place of the next one.
+    /// How many batches were claimed. Changed by the worker that has the slot of the next one.
     count: AtomicU64,
     /// The worker that claimed the latest batch. Above its `WORKER_BITS` is the time in nanoseconds
     /// at which it found all queues of the device empty since then.
@@ -120,7 +120,7 @@ const _: () = assert!(MAX_REPLICAS <= 1 << WORKER_BITS);
 
 /// The batches that are claimed and not published.
 pub(crate) struct WaitingBatches {
-    places: Box<[CachePadded<TryLock<Place>>]>,
+    slots: Box<[CachePadded<TryLock<WaitingSlot>>]>,
     claimed: CachePadded<Claimed>,
     /// How many were published. Changed by the worker that has the receive pump.
     published: CachePadded<AtomicU64>,
@@ -129,21 +129,21 @@ pub(crate) struct WaitingBatches {
 impl WaitingBatches {
     pub(crate) fn new() -> Self {
         WaitingBatches {
-            places: (0..WAITING).map(|_| Default::default()).collect(),
+            slots: (0..WAITING).map(|_| Default::default()).collect(),
             claimed: CachePadded::default(),
             published: CachePadded::default(),
         }
     }
 
-    fn place(&self, number: u64) -> &TryLock<Place> {
-        &self.places[number as usize % WAITING]
+    fn slot(&self, number: u64) -> &TryLock<WaitingSlot> {
+        &self.slots[number as usize % WAITING]
     }
 
     /// Whether a batch is claimed and not published.
     #[inline]
     pub(crate) fn is_any_waiting(&self) -> bool {
         // ORDERING: Acquire, pairs with the Release in `claim`: a batch that another worker
-        // claimed is in its place, or that worker has the place.
+        // claimed is in its slot, or that worker has the slot.
         self.claimed.count.load(Ordering::Acquire) != self.published.load(Ordering::Relaxed)
     }
 
@@ -167,7 +167,7 @@ impl WaitingBatches {
         }
     }
 
-    /// Whether there is a place for another batch.
+    /// Whether there is a slot for another batch.
     #[inline]
     fn has_place(&self) -> bool {
         // ORDERING: Acquire, as in `claim`.
@@ -175,7 +175,7 @@ impl WaitingBatches {
         self.claimed.count.load(Ordering::Relaxed) - published < WAITING as u64
     }
 
-    /// Gives a batch its number and its place. Returns the frames if there is no place now. The
+    /// Gives a batch its number and its slot. Returns the frames if there is no slot now. The
     /// caller has the queue that they came from, and so the batches of a queue have ascending
     /// numbers.
     #[inline]
@@ -185,18 +185,18 @@ impl WaitingBatches {
         frames: Vec<Frame>,
     ) -> Result<(u64, Batch), Vec<Frame>> {
         loop {
-            // ORDERING: Acquire, pairs with the Release in `publish`: the place is free again, and
+            // ORDERING: Acquire, pairs with the Release in `publish`: the slot is free again, and
             // `number` is not below.
             let published = self.published.load(Ordering::Acquire);
             let number = self.claimed.count.load(Ordering::Relaxed);
             if number - published >= WAITING as u64 {
                 return Err(frames);
             }
-            let Some(mut place) = self.place(number).try_take() else {
+            let Some(mut slot) = self.slot(number).try_take() else {
                 return Err(frames);
             };
-            // Only a worker that has this place can take this number, and all others find the
-            // place taken until the batch is there.
+            // Only a worker that has this slot can take this number, and all others find the
+            // slot taken until the batch is there.
             // ORDERING: Release, pairs with the Acquire in `is_any_waiting` and `oldest`.
             let taken = self.claimed.count.compare_exchange(
                 number,
@@ -206,7 +206,7 @@ impl WaitingBatches {
             );
             if taken.is_ok() {
                 let batch = Batch::new(frames);
-                *place = Place::Claimed(Batch::clone(&batch), now);
+                *slot = WaitingSlot::Claimed(Batch::clone(&batch), now);
                 self.note_claimer(id, now, false);
                 return Ok((number, batch));
             }
@@ -214,20 +214,20 @@ impl WaitingBatches {
         }
     }
 
-    /// Puts the contents of batch `number` into its place. Returns them if another worker did
-    /// that before, or if the place is taken at this moment: then the caller must retry.
+    /// Puts the contents of batch `number` into its slot. Returns them if another worker did
+    /// that before, or if the slot is taken at this moment: then the caller must retry.
     fn put(&self, number: u64, parsed: Box<Parsed>) -> Put {
         // ORDERING: Acquire, pairs with the Release in `publish`.
         if self.published.load(Ordering::Acquire) > number {
             return Put::Late(parsed);
         }
-        let Some(mut place) = self.place(number).try_take() else {
+        let Some(mut slot) = self.slot(number).try_take() else {
             return Put::Again(parsed);
         };
-        // The place may hold a later batch by now.
-        match &*place {
-            Place::Claimed(batch, _) if parsed.is_of(batch) => {
-                *place = Place::Parsed(parsed);
+        // The slot may hold a later batch by now.
+        match &*slot {
+            WaitingSlot::Claimed(batch, _) if parsed.is_of(batch) => {
+                *slot = WaitingSlot::Parsed(parsed);
                 Put::Done
             }
             _ => Put::Late(parsed),
@@ -242,13 +242,15 @@ impl WaitingBatches {
         if number >= self.claimed.count.load(Ordering::Acquire) {
             return None;
         }
-        match &*self.place(number).try_take()? {
-            Place::Claimed(batch, since) if *since <= before => Some((number, Batch::clone(batch))),
+        match &*self.slot(number).try_take()? {
+            WaitingSlot::Claimed(batch, since) if *since <= before => {
+                Some((number, Batch::clone(batch)))
+            }
             _ => None,
         }
     }
 
-    /// The place of the oldest batch that is not published. The caller has the receive pump.
+    /// The slot of the oldest batch that is not published. The caller has the receive pump.
     #[inline]
     fn oldest(&self) -> Oldest<'_> {
         // ORDERING: Relaxed: only the worker that has the receive pump changes it.
@@ -257,17 +259,17 @@ impl WaitingBatches {
         if number == self.claimed.count.load(Ordering::Acquire) {
             return Oldest::None;
         }
-        match self.place(number).try_take() {
-            Some(content) => Oldest::Place(OldestPlace { number, content }),
+        match self.slot(number).try_take() {
+            Some(content) => Oldest::Slot(OldestSlot { number, content }),
             None => Oldest::Taken,
         }
     }
 
-    /// Frees the place of a batch after publishing. Returns the batch's contents.
+    /// Frees the slot of a batch after publishing. Returns the batch's contents.
     #[inline]
-    fn publish(&self, mut oldest: OldestPlace<'_>) -> Option<Box<Parsed>> {
+    fn publish(&self, mut oldest: OldestSlot<'_>) -> Option<Box<Parsed>> {
         let number = oldest.number;
-        let Place::Parsed(parsed) = core::mem::take(&mut *oldest.content) else {
+        let WaitingSlot::Parsed(parsed) = core::mem::take(&mut *oldest.content) else {
             return None;
         };
         drop(oldest);
@@ -283,8 +285,8 @@ impl WaitingBatches {
         if number >= self.claimed.count.load(Ordering::Acquire) {
             return Instant::NEVER;
         }
-        match self.place(number).try_take().as_deref() {
-            Some(Place::Claimed(_, since)) => *since + HELP_AFTER,
+        match self.slot(number).try_take().as_deref() {
+            Some(WaitingSlot::Claimed(_, since)) => *since + HELP_AFTER,
             _ => Instant::NEVER,
         }
     }
@@ -297,21 +299,21 @@ enum Oldest<'a> {
     /// Another worker looks at it at this moment.
     Taken,
     /// Here it is.
-    Place(OldestPlace<'a>),
+    Slot(OldestSlot<'a>),
 }
 
-/// The place of the oldest batch that is not published, taken.
-struct OldestPlace<'a> {
+/// The slot of the oldest batch that is not published, taken.
+struct OldestSlot<'a> {
     number: u64,
-    content: TryLockGuard<'a, Place>,
+    content: TryLockGuard<'a, WaitingSlot>,
 }
 
-/// The outcome of an attempt to put a result into its place.
+/// The outcome of an attempt to put a result into its slot.
 enum Put {
     Done,
     /// Another worker was first.
     Late(Box<Parsed>),
-    /// The place was taken at that moment.
+    /// The slot was taken at that moment.
     Again(Box<Parsed>),
 }
 
@@ -321,7 +323,7 @@ pub(crate) struct Intake {
     parser: Parser,
     /// The batch that this worker claimed and has not parsed.
     claimed: Option<(u64, Batch)>,
-    /// The batch that it parsed, whose place was taken at that moment.
+    /// The batch that it parsed, whose slot was taken at that moment.
     parsed: Option<(u64, Box<Parsed>)>,
     /// Kept for reuse.
     #[expect(
@@ -408,9 +410,9 @@ impl rx::Batches<GroupLog<'_>> for Publishing<'_> {
             let mut oldest = match waiting.oldest() {
                 Oldest::None => return (done, self.is_device_empty),
                 Oldest::Taken => return (done, false),
-                Oldest::Place(oldest) => oldest,
+                Oldest::Slot(oldest) => oldest,
             };
-            let Place::Parsed(parsed) = &mut *oldest.content else {
+            let WaitingSlot::Parsed(parsed) = &mut *oldest.content else {
                 return (done, false);
             };
             let Some(commands) = pump.commands_before_batch(now, log) else {
@@ -503,7 +505,7 @@ impl Parsed {
             let with_run = |look: &mut dyn FnMut(&Run)| look(run);
             let request = &mut parsed.request;
             if let Some(place) = pump.sample_run(now, request, about, parsed.verdict, with_run) {
-                run.place = place;
+                run.reserved = place;
                 if kept != at {
                     self.parsed.swap(kept, at);
                     self.runs.swap(kept, at);

@@ -152,7 +152,7 @@ impl DirectLog {
                 let (found, stored) = prepare_and_store(world, request, run);
                 match stored {
                     true => stats.stored_ahead += u64::from(request.digest.len),
-                    false => run.place = None,
+                    false => run.reserved = None,
                 }
                 *verdict = Some(found);
             }

@@ -21,7 +21,7 @@ const HEAD_V6: usize = 32 + 20;
 /// for it: what was just summed is not fetched a second time. Returns whether it did. If bytes are
 /// reserved, the caller has begun the verdict, so no other worker stores it.
 pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> (Verdict, bool) {
-    let Some(place) = run.place else {
+    let Some(place) = run.reserved else {
         return (prepare(request, run), false);
     };
     let stored = world.streams.get(request.digest.hint).and_then(|stream| {

@@ -107,7 +107,7 @@ pub(crate) struct Run {
     pub(crate) seq: SeqNum,
     /// The offset in the receive stream at which the payload may be stored while it is verified,
     /// if allowed ([`StreamRef::reserve`](crate::io::stream::StreamRef::reserve)).
-    pub(crate) place: Option<NonZeroU64>,
+    pub(crate) reserved: Option<NonZeroU64>,
 }
 
 impl Run {
@@ -117,13 +117,13 @@ impl Run {
         batch: &Batch,
         indices: Indices,
         seq: SeqNum,
-        place: Option<NonZeroU64>,
+        reserved: Option<NonZeroU64>,
     ) -> Run {
         Run {
             batch: Some(Arc::clone(batch)),
             indices,
             seq,
-            place,
+            reserved,
         }
     }
 
@@ -152,7 +152,7 @@ impl Run {
     /// Whether the payload was stored at offset `place` of the receive stream, if it was stored.
     #[inline(always)]
     pub(crate) fn lies_at(&self, place: u64) -> bool {
-        self.place.is_some_and(|own| own.get() == place)
+        self.reserved.is_some_and(|own| own.get() == place)
     }
 
     /// Becomes `run`, field by field: a copy as a whole would pass through the stack.
@@ -161,7 +161,7 @@ impl Run {
         self.batch = run.batch;
         self.indices = run.indices;
         self.seq = run.seq;
-        self.place = run.place;
+        self.reserved = run.reserved;
     }
 }
 

@@ -154,7 +154,7 @@ pub struct Setup {
     /// This group's index among the groups of its device.
     pub(crate) group: GroupIndex,
     /// This group's index among the groups of all devices, and the state that all of them share.
-    pub(crate) place: u16,
+    pub(crate) number: u16,
     pub(crate) shared: Arc<StackShared>,
 }
 
@@ -180,7 +180,7 @@ impl Setup {
             frame_chunk: usize::MAX,
             salt: 0,
             group: GroupIndex::ONLY,
-            place: 0,
+            number: 0,
             shared: Arc::default(),
         }
     }
@@ -474,7 +474,7 @@ impl Setup {
             delivery_slots,
             ring,
             rx[0].waker(),
-            (self.shared, self.place),
+            (self.shared, self.number),
         );
         world.workers = workers;
         world.has_descriptor = caps.has_descriptor;

@@ -32,7 +32,7 @@ use crate::io::view::{View, try_lock};
 use crate::ip::multicast::Member;
 use crate::ip::neighbor::WaitingOpen;
 use crate::ip::route::{PlaceV4, Site};
-use crate::ip::v6::Place;
+use crate::ip::v6::SiteV6;
 use crate::keys::{KeyUse, Keys};
 use crate::log::effect::Effect;
 use crate::log::request::{Body, ConnId, Flow};
@@ -173,7 +173,7 @@ pub(crate) struct SocketTable {
     pub(crate) device_error: Option<DeviceError>,
     /// Our IPv6 addresses and routes on each interface, by the interface's number, as its first
     /// group last published them.
-    v6: HashMap<u16, Place>,
+    v6: HashMap<u16, SiteV6>,
     /// The servers of names of each interface's lease.
     leased_names: HashMap<u16, Names>,
     next_request_id: u64,
@@ -314,7 +314,7 @@ impl StackShared {
     }
 
     /// Sets our IPv6 addresses and routes on an interface.
-    fn set_v6(&self, interface: u16, place: Place) {
+    fn set_v6(&self, interface: u16, place: SiteV6) {
         self.socket_table().v6.insert(interface, place);
         self.socket_table_changed.notify_all();
         // ORDERING: Relaxed: a reader that sees it takes the lock, and finds the stored value.
@@ -704,7 +704,7 @@ impl World {
     }
 
     /// The last published IPv6 addresses and routes of our interface.
-    pub(crate) fn v6(&self) -> Place {
+    pub(crate) fn v6(&self) -> SiteV6 {
         let table = self.socket_table();
         let known = table.v6.get(&self.interface());
         known.cloned().unwrap_or_default()
@@ -736,7 +736,7 @@ impl World {
     }
 
     /// Sets our IPv6 addresses and routes on our interface.
-    pub(crate) fn set_v6(&self, place: Place) {
+    pub(crate) fn set_v6(&self, place: SiteV6) {
         self.shared.set_v6(self.interface(), place);
     }
 

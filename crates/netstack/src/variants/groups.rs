@@ -70,7 +70,7 @@ pub(super) fn divide_interface(
             own.salt = setup.salt;
             own.announce = setup.announce;
             own.group = GroupIndex { index, count };
-            own.place = first + index;
+            own.number = first + index;
             own.shared = Arc::clone(shared);
             own
         })

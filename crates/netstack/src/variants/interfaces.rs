@@ -28,7 +28,7 @@ pub fn join(setups: impl IntoIterator<Item = Setup>) -> Result<Vec<Setup>, Confi
     };
     let shared = Arc::new(shared);
     for (place, setup) in (0..).zip(&mut setups) {
-        (setup.place, setup.shared) = (place, Arc::clone(&shared));
+        (setup.number, setup.shared) = (place, Arc::clone(&shared));
         setup.limits.out_of_order /= shared.groups() as u32;
     }
     Ok(setups)

@@ -7,7 +7,7 @@ use crate::host::{IpHost, News};
 use crate::ip::neighbor::Cause;
 use crate::ip::rate_limit::TokenBucket;
 use crate::ip::route::{Route, Site, is_martian_v6};
-use crate::ip::v6::{Action, Ipv6Config, Ipv6Link, Place};
+use crate::ip::v6::{Action, Ipv6Config, Ipv6Link, SiteV6};
 use crate::packet as wire;
 use crate::packet::dhcp::{self, Information};
 use crate::packet::flow::{Address, Endpoint, Flow, Mac};
@@ -40,7 +40,7 @@ pub(super) struct LinkState {
 impl IpHost {
     /// The host has IPv6. `routes` are all that are configured. Returns its place at the start, if
     /// it is the first of several hosts.
-    pub fn enable_v6(&mut self, mut config: Ipv6Config, routes: &[Route]) -> Option<Place> {
+    pub fn enable_v6(&mut self, mut config: Ipv6Config, routes: &[Route]) -> Option<SiteV6> {
         if !self.neighbors.asks() {
             // No host on this link can have our address.
             config.duplicate_probes = 0;
@@ -100,7 +100,7 @@ impl IpHost {
 
     /// Another place than the one that is known, if it may be taken now. `limited`: messages of
     /// others may have changed it, so the rate of changes is limited.
-    pub fn changed_place(&mut self, now: Instant, limited: bool) -> Option<Place> {
+    pub fn changed_place(&mut self, now: Instant, limited: bool) -> Option<SiteV6> {
         let state = self.link.as_mut()?;
         let link = state.link.as_mut()?;
         self.stats.duplicate_addresses = link.duplicates();
@@ -120,7 +120,7 @@ impl IpHost {
     }
 
     /// Takes the place of this version, unless it is known. Returns the place before.
-    pub fn take_place(&mut self, version: u64, place: impl FnOnce() -> Place) -> Option<Site> {
+    pub fn take_place(&mut self, version: u64, place: impl FnOnce() -> SiteV6) -> Option<Site> {
         let state = self.link.as_mut()?;
         if state.version == version {
             return None;

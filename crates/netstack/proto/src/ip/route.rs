@@ -4,7 +4,7 @@ use core::cmp::Reverse;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::collections::HashMap;
 
-use super::v6::{self, Place, is_in};
+use super::v6::{self, SiteV6, is_in};
 use crate::packet::flow::Address;
 use crate::packet::ndp;
 
@@ -154,7 +154,7 @@ pub struct Site {
     /// MTU of this link for IPv4 in bytes, if DHCP limits it.
     pub mtu: Option<u16>,
     /// Our current IPv6 addresses and routes.
-    pub v6: Place,
+    pub v6: SiteV6,
     /// In lookup order; among equal ones, in the order of insertion.
     routes: Vec<Route>,
 }
@@ -176,7 +176,7 @@ impl Site {
             takes_any: false,
             answers_any: false,
             mtu: None,
-            v6: Place::default(),
+            v6: SiteV6::default(),
             routes,
         }
     }

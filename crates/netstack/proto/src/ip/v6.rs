@@ -3,7 +3,7 @@
 //! [`Ipv6Link`] is the state machine: it forms addresses (RFC 4862, RFC 7217), probes whether
 //! other hosts have them, processes router advertisements (RFC 4861 section 6.3), and reports
 //! the groups that we listen to (RFC 3810). It sees no frame and no clock: the pump passes
-//! messages and the time, and sends the messages that the machine requests. [`Place`] is its
+//! messages and the time, and sends the messages that the machine requests. [`SiteV6`] is its
 //! result at one moment: our addresses, and our routes.
 
 mod link;
@@ -79,7 +79,7 @@ pub struct Own {
 
 /// Our current addresses and routes in IPv6. The default has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct SiteV6 {
     /// Our addresses that are in use.
     pub addresses: Vec<Own>,
     /// Addresses that are still being probed: not used yet.
@@ -136,7 +136,7 @@ const fn label(address: Address) -> u8 {
     }
 }
 
-impl Place {
+impl SiteV6 {
     /// The networks of this link, with the lengths of their prefixes.
     pub fn near(&self) -> impl Iterator<Item = (Address, u8)> + '_ {
         let local = Address::of_words([0xfe80 << 48, 0]);
@@ -250,8 +250,8 @@ mod tests {
         }
     }
 
-    fn place() -> Place {
-        Place {
+    fn place() -> SiteV6 {
+        SiteV6 {
             addresses: vec![
                 own("fe80::1", false),
                 own("2001:db8:1::1", false),
@@ -276,7 +276,7 @@ mod tests {
             ],
             routers: vec![address("fe80::a"), address("fe80::b")],
             redirects: vec![(address("2001:db8:7::5"), address("fe80::c"))],
-            ..Place::default()
+            ..SiteV6::default()
         }
     }
 
@@ -289,8 +289,8 @@ mod tests {
         assert_eq!(hop("2001:db8:5::5").as_deref(), Some("fe80::8"));
         assert_eq!(hop("2001:db8:6::5").as_deref(), Some("fe80::a"));
         assert_eq!(hop("2001:db8:7::5").as_deref(), Some("fe80::c"));
-        assert_eq!(Place::default().next_hop(address("2001:db8::1")), None);
-        assert_eq!(Place::default().next_hop(address("fe80::1")), None);
+        assert_eq!(SiteV6::default().next_hop(address("2001:db8::1")), None);
+        assert_eq!(SiteV6::default().next_hop(address("fe80::1")), None);
     }
 
     #[test]
@@ -306,9 +306,9 @@ mod tests {
         // Its prefix is longer, but it is deprecated.
         assert_eq!(from("2001:db8:2::9").as_deref(), Some("2001:db8:1::1"));
         assert_eq!(from("fd00::9").as_deref(), Some("fd00::1"));
-        let local = Place {
+        let local = SiteV6 {
             addresses: vec![own("fe80::1", false)],
-            ..Place::default()
+            ..SiteV6::default()
         };
         assert_eq!(local.source(address("2001:db8::1")), None);
         assert_eq!(local.source(address("fe80::2")), Some(address("fe80::1")));
@@ -345,13 +345,13 @@ mod tests {
                 "2001:db8:6::fff2",
             ),
         ] {
-            let place = Place {
+            let place = SiteV6 {
                 addresses: own_addresses.map(|text| own(text, false)).to_vec(),
                 on_link: vec![
                     (address("2001:db8:6::"), 120),
                     (address("2001:db8:6::ff00"), 120),
                 ],
-                ..Place::default()
+                ..SiteV6::default()
             };
             assert_eq!(
                 place.source(address(remote)),

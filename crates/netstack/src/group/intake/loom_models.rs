@@ -18,7 +18,7 @@ fn model(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Claims the next batch, number `number`; `None` if there is no place for it.
+/// Claims the next batch, number `number`; `None` if there is no slot for it.
 fn claim(waiting: &WaitingBatches, number: u64) -> Option<Batch> {
     let (claimed, batch) = waiting.claim((0, Instant::ZERO), frames(number)).ok()?;
     assert_eq!(claimed, number);
@@ -39,7 +39,7 @@ fn parse(worker: u8, batch: &Batch) -> Box<Parsed> {
     })
 }
 
-/// Puts a result into its place, and retries if that is taken. Returns whether it was the first.
+/// Puts a result into its slot, and retries if that is taken. Returns whether it was the first.
 fn put(waiting: &WaitingBatches, number: u64, mut parsed: Box<Parsed>) -> bool {
     loop {
         match waiting.put(number, parsed) {
@@ -62,12 +62,12 @@ fn help(waiting: &WaitingBatches, worker: u8) -> bool {
 /// Publishes all parsed batches. Returns each with the worker that parsed it.
 fn publish(waiting: &WaitingBatches) -> Vec<(u64, u8)> {
     let mut published = Vec::new();
-    while let Oldest::Place(place) = waiting.oldest() {
-        let Place::Parsed(parsed) = &*place.content else {
+    while let Oldest::Slot(slot) = waiting.oldest() {
+        let WaitingSlot::Parsed(parsed) = &*slot.content else {
             break;
         };
         published.push((parsed.segments - 1, parsed.worker));
-        waiting.publish(place);
+        waiting.publish(slot);
     }
     published
 }
@@ -83,7 +83,7 @@ fn batches_are_published_in_the_order_in_which_they_were_claimed() {
     model(|| {
         let waiting = Arc::new(WaitingBatches::new());
         let parsers = [0, 1].map(|number| {
-            let batch = claim(&waiting, number).expect("there are two places");
+            let batch = claim(&waiting, number).expect("there are two slots");
             let waiting = Arc::clone(&waiting);
             thread::spawn(move || put(&waiting, number, parse(number as u8, &batch)))
         });
@@ -103,7 +103,7 @@ fn batches_are_published_in_the_order_in_which_they_were_claimed() {
 fn of_a_claimer_and_two_helpers_that_race_one_result_counts() {
     model(|| {
         let waiting = Arc::new(WaitingBatches::new());
-        let batch = claim(&waiting, 0).expect("there is a place");
+        let batch = claim(&waiting, 0).expect("there is a slot");
         let helpers = [1, 2].map(|worker| {
             let waiting = Arc::clone(&waiting);
             thread::spawn(move || help(&waiting, worker))
@@ -135,20 +135,20 @@ fn a_batch_outlives_its_claimer_and_a_helper_that_dies() {
         };
         let mut counted = help(&waiting, 2);
         dies.join().unwrap();
-        // The place was taken while the other worker looked at it.
+        // The slot was taken while the other worker looked at it.
         counted |= help(&waiting, 2);
         assert!(counted);
         assert_eq!(publish(&waiting), [(0, 2)]);
     });
 }
 
-/// Catches: a result that comes late and replaces a later batch in the same place, or its result; a
-/// place that is claimed again while it is read.
+/// Catches: a result that comes late and replaces a later batch in the same slot, or its result; a
+/// slot that is claimed again while it is read.
 #[test]
 fn a_late_result_leaves_the_next_batch_of_its_place_alone() {
     model(|| {
         let waiting = Arc::new(WaitingBatches::new());
-        let first = claim(&waiting, 0).expect("there is a place");
+        let first = claim(&waiting, 0).expect("there is a slot");
         let late = {
             let waiting = Arc::clone(&waiting);
             thread::spawn(move || put(&waiting, 0, parse(9, &first)))
@@ -156,7 +156,7 @@ fn a_late_result_leaves_the_next_batch_of_its_place_alone() {
         let claimer = {
             let waiting = Arc::clone(&waiting);
             thread::spawn(move || {
-                // Batch 2 has the place of batch 0.
+                // Batch 2 has the slot of batch 0.
                 let batches = [1, 2].map(|number| (number, claim(&waiting, number)));
                 for (number, batch) in batches {
                     if let Some(batch) = batch {
@@ -186,16 +186,16 @@ fn a_late_result_leaves_the_next_batch_of_its_place_alone() {
     });
 }
 
-/// Catches: a claimer that does not see that a place is free again.
+/// Catches: a claimer that does not see that a slot is free again.
 #[test]
 fn a_published_batch_makes_room_for_another_one() {
     model(|| {
         let waiting = Arc::new(WaitingBatches::new());
         for number in [0, 1] {
-            let batch = claim(&waiting, number).expect("there are two places");
+            let batch = claim(&waiting, number).expect("there are two slots");
             assert!(put(&waiting, number, parse(0, &batch)));
         }
-        assert!(claim(&waiting, 2).is_none(), "both places are in use");
+        assert!(claim(&waiting, 2).is_none(), "both slots are in use");
         let publisher = {
             let waiting = Arc::clone(&waiting);
             thread::spawn(move || numbers(&publish(&waiting)))
@@ -204,7 +204,7 @@ fn a_published_batch_makes_room_for_another_one() {
         assert_eq!(publisher.join().unwrap(), [0, 1]);
         let batch = early
             .or_else(|| claim(&waiting, 2))
-            .expect("a place is free");
+            .expect("a slot is free");
         assert!(put(&waiting, 2, parse(0, &batch)));
         assert_eq!(numbers(&publish(&waiting)), [2]);
     });
@@ -231,7 +231,7 @@ fn claim_from(queue: &Queue, waiting: &WaitingBatches, worker: u8) -> Option<u64
 }
 
 /// Catches: two batches with one number, a number without a batch, batches of a queue out of order,
-/// whichever worker claims them, and frames that are lost because there is no place for them.
+/// whichever worker claims them, and frames that are lost because there is no slot for them.
 #[test]
 fn two_workers_claim_from_two_queues_and_each_queue_keeps_its_order() {
     model(|| {
@@ -288,7 +288,7 @@ fn a_queue_outlives_a_worker_that_dies_between_claim_and_publish() {
         claim_from(&queues[0], &waiting, 0);
         published.extend(publish(&waiting));
         if let Some(frames) = dies.join().unwrap() {
-            // There was no place at that moment, and the worker lived on.
+            // There was no slot at that moment, and the worker lived on.
             let mut claimer = queues[1].try_take().expect("it was released");
             claimer.push_front(frames.len() as u64 - 1);
         }

@@ -10,7 +10,7 @@ use crate::io::rx::{Log, RxPump};
 use crate::io::world::Command;
 use crate::ip::multicast::Member;
 use crate::ip::neighbor::WaitingOpen;
-use crate::ip::v6::{Ipv6Config, Ipv6Link, Place};
+use crate::ip::v6::{Ipv6Config, Ipv6Link, SiteV6};
 use crate::log::request::ConnId;
 use crate::packet::{Packet, ipv6};
 use crate::time::Instant;
@@ -166,7 +166,7 @@ impl RxPump {
     }
 
     /// Adds new IPv6 addresses, also tentative ones, to the device's filter, and removes lost ones.
-    fn filter_v6(&self, place: &Place) {
+    fn filter_v6(&self, place: &SiteV6) {
         if self.world.filter.is_none() {
             return;
         }

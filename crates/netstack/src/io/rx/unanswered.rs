@@ -140,7 +140,7 @@ impl RxPump {
             let with_run = |look: &mut dyn FnMut(&Run)| look(&held.run);
             match self.sample_run(now, &mut held.request, about, held.verdict, with_run) {
                 Some(place) => {
-                    held.run.place = place;
+                    held.run.reserved = place;
                     log.publish(&held.request, held.verdict, held.run);
                 }
                 None => self.recycler.put(held.run),

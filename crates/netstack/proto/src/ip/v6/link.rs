@@ -3,7 +3,7 @@
 use core::net::Ipv6Addr;
 
 use super::names::LinkNames;
-use super::{Ipv6Config, Own, Place};
+use super::{Ipv6Config, Own, SiteV6};
 use crate::ip::multicast::OLDER_PRESENT;
 use crate::ip::neighbor::RETRANS_BOUNDS;
 use crate::ip::route::{Route, Way};
@@ -809,7 +809,7 @@ impl Ipv6Link {
     }
 
     /// Our current addresses and routes.
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> SiteV6 {
         let own = |one: &Candidate| Own {
             address: one.address,
             is_deprecated: one.is_deprecated,
@@ -821,7 +821,7 @@ impl Ipv6Link {
         for advertised in &self.advertised {
             advertised.route.add_to(&mut routes);
         }
-        Place {
+        SiteV6 {
             addresses: self.candidates.iter().filter(is_own).map(own).collect(),
             tentative: tentative.map(|one| one.address).collect(),
             on_link: self
