@@ -397,7 +397,7 @@ pub(crate) struct Publishing<'a> {
     pub(crate) is_device_empty: bool,
 }
 
-impl rx::Batches<GroupLog<'_>> for Publishing<'_> {
+impl rx::BatchSource<GroupLog<'_>> for Publishing<'_> {
     fn publish(
         &mut self,
         pump: &mut RxPump,

@@ -45,7 +45,7 @@ use crate::log::effect::Effect;
 use crate::time::Instant;
 
 /// Effects and frames that one scan takes before the worker does other work.
-pub(crate) const STEAL_BATCH: usize = 64;
+pub(crate) const MOST_STOLEN: usize = 64;
 
 /// Which workers are late, as far as a worker knows.
 pub(crate) struct Stragglers {

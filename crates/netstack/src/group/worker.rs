@@ -34,7 +34,7 @@ use super::pending::{Cursor, PendingEffects};
 use super::queues::{QueueOrder, first_queue};
 use super::slots::Snapshot;
 use super::solo::LogMode;
-use super::steal::{STEAL_BATCH, Stragglers};
+use super::steal::{MOST_STOLEN, Stragglers};
 use crate::drive::coalescing::CoalescingDelay;
 use crate::drive::{self, CoreTime, TurnStep};
 use crate::group::{FaultHooks, ReplicatedShared, STORED};
@@ -60,7 +60,7 @@ const IDLE_TURNS: u32 = 16;
 /// Once a turn has applied this many requests at once, it takes no further ones that way; the most
 /// that it then applies with pending effects. About two batches of frames, if each frame is a
 /// request.
-const APPLY_BATCH: usize = 256;
+const MOST_APPLIED: usize = 256;
 
 /// If frames wait and none was sent for so long, any worker sends, even a busy one. Building a few
 /// chunks of frames takes about this long.
@@ -299,13 +299,13 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.log.poll();
         let mut done = self.prepare_mine();
         let most_frames = self.shared.layout.tuning.frame_chunk as u32;
-        while done < APPLY_BATCH {
+        while done < MOST_APPLIED {
             match self.apply_at_once(most_frames) {
                 0 => break,
                 applied => done += applied + self.send_in_turn(false),
             }
         }
-        done += self.apply_ready(APPLY_BATCH);
+        done += self.apply_ready(MOST_APPLIED);
         done + self.perform_and_send()
     }
 
@@ -603,7 +603,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         if !self.stragglers.is_due(pending, idle, &self.shared.layout) {
             return 0;
         }
-        self.steal_now(STEAL_BATCH)
+        self.steal_now(MOST_STOLEN)
     }
 
     #[inline(never)]

@@ -56,7 +56,7 @@ pub(crate) use receiver::Receiver;
 
 /// The most frames of one batch without a log, the most numbered frames that one turn of the
 /// transmit pump sends, and the most connections whose progress one turn publishes.
-pub(crate) const BATCH: usize = 32;
+pub(crate) const FRAMES_A_TURN: usize = 32;
 /// Entries of the log that frames leave free: for time, credit and applications.
 pub(crate) const RESERVED: usize = 4;
 /// When a deadline is due, the maximum number of frames without a request that are handled before
@@ -79,7 +79,7 @@ pub(crate) trait Log {
 }
 
 /// The batches that a receive pump publishes to a log `L`.
-pub(crate) trait Batches<L> {
+pub(crate) trait BatchSource<L> {
     /// Publishes the requests of batches while the log has room. Returns how much was done, and
     /// whether time may go on: the device has no more frames, or none can be read now.
     fn publish(&mut self, pump: &mut RxPump, now: Instant, log: &mut L) -> (usize, bool);
@@ -228,7 +228,7 @@ impl RxPump {
         &mut self,
         now: Instant,
         deadline: Instant,
-        batches: &mut impl Batches<L>,
+        batches: &mut impl BatchSource<L>,
         log: &mut L,
     ) -> usize {
         log.reclaim(&mut |batch| self.recycler.put_batch(batch));
@@ -388,7 +388,7 @@ impl RxPump {
             done += 1;
         }
         done += self.poll_commands(now, log);
-        for _ in 0..BATCH {
+        for _ in 0..FRAMES_A_TURN {
             let mailbox = &self.world.mailbox;
             let is_quiet = mailbox.dirty.is_empty() && mailbox.overflow.is_empty();
             // A connection's progress is published after changes of its options.
@@ -471,7 +471,7 @@ impl RxPump {
 
     // Frames.
 
-    /// As [`Batches::publish`], when a deadline is due. If many frames cause no request, which
+    /// As [`BatchSource::publish`], when a deadline is due. If many frames cause no request, which
     /// would carry the time, publishes the time separately.
     #[cold]
     #[inline(never)]
@@ -479,7 +479,7 @@ impl RxPump {
         &mut self,
         now: Instant,
         deadline: Instant,
-        batches: &mut impl Batches<L>,
+        batches: &mut impl BatchSource<L>,
         log: &mut L,
     ) -> (usize, bool) {
         let (frames, device_empty) = batches.publish(self, now, log);

@@ -53,7 +53,7 @@ use crate::drive::{self, ByHand, Handle, TurnStep, Worker as _};
 use crate::error::ConfigError;
 use crate::io::Run;
 use crate::io::record::{Entry, Recorder};
-use crate::io::rx::{BATCH, Log, Receiver};
+use crate::io::rx::{FRAMES_A_TURN, Log, Receiver};
 use crate::io::setup::Setup;
 use crate::io::sleep::{Receiving, Sleep, Sleepers, sleep_alone};
 use crate::io::tx::TxPump;
@@ -102,7 +102,7 @@ dominoes_proto::settings! {
         pub granularity: Granularity = Granularity::One;
         /// Frames that a worker takes from the device at a time, 1 to 32: with 1, the locks are
         /// taken for each packet. Default 32.
-        pub claim: usize = BATCH, 1..=BATCH, "1 to 32";
+        pub claim: usize = FRAMES_A_TURN, 1..=FRAMES_A_TURN, "1 to 32";
         /// How layers count references. Default: not at all.
         pub references: References = References::None;
         /// Where the memory of messages comes from. Default: there are none.

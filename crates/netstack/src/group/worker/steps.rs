@@ -1,6 +1,6 @@
 //! The parts of [`ReplicatedWorker::work`], one by one, so that each can be measured.
 
-use super::{APPLY_BATCH, ReplicatedWorker};
+use super::{MOST_APPLIED, ReplicatedWorker};
 use crate::group::FaultHooks;
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
@@ -12,7 +12,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
 
     /// Applies the ready prefix of the log, as far as one turn does. Returns how many requests.
     pub fn apply_all(&mut self) -> usize {
-        self.apply_ready(APPLY_BATCH)
+        self.apply_ready(MOST_APPLIED)
     }
 
     /// Whether it and `other` posted equal fingerprints wherever both posted since `from`.

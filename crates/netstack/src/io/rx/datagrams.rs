@@ -13,7 +13,7 @@ use dominoes_drivers::GsoKind;
 use crate::io::perform::whole_datagram;
 use crate::io::prepare::{datagram_is_good, is_verified_by_device};
 use crate::io::record::{Entry, Written};
-use crate::io::rx::{BATCH, Log, RxPump};
+use crate::io::rx::{FRAMES_A_TURN, Log, RxPump};
 use crate::io::stream::{Parts, StreamRef};
 use crate::io::udp_queues::PendingError;
 use crate::io::{Batch, Indices, Run};
@@ -499,7 +499,7 @@ impl RxPump {
     /// number of sockets handled.
     pub(crate) fn poll_sockets(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let mut done = 0;
-        while done < BATCH && log.room() > 0 {
+        while done < FRAMES_A_TURN && log.room() > 0 {
             // The queues take turns, so that neither waits until the other is empty.
             let Datagrams {
                 more, more_first, ..
@@ -524,7 +524,7 @@ impl RxPump {
             return true;
         };
         let (_, written, _) = stream.progress();
-        for _ in 0..BATCH {
+        for _ in 0..FRAMES_A_TURN {
             let Some(&mut bound) = self.datagrams.get(socket) else {
                 return true;
             };

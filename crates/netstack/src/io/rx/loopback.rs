@@ -17,7 +17,7 @@ use std::sync::Arc;
 use crate::io::Batch;
 use crate::io::gro::Parser;
 use crate::io::perform::whole_datagram;
-use crate::io::rx::{BATCH, Log, RESERVED, RunPublisher, RxPump};
+use crate::io::rx::{FRAMES_A_TURN, Log, RESERVED, RunPublisher, RxPump};
 use crate::io::stream::Parts;
 use crate::log::request::{Address, Endpoint, Mac};
 use crate::packet as wire;
@@ -36,7 +36,7 @@ impl RxPump {
     #[cold]
     pub(super) fn take_looped(&mut self, now: Instant, log: &mut impl Log) -> usize {
         // Every frame may need a place in the log, and so may the gathered datagrams.
-        let room = log.room().saturating_sub(RESERVED + 2).min(BATCH);
+        let room = log.room().saturating_sub(RESERVED + 2).min(FRAMES_A_TURN);
         let mailbox = &self.world.mailbox;
         // Cleared before the frames are taken, so that later frames set it again.
         // ORDERING: Acquire, pairs with the Release in `World::loop_back`.

@@ -1,6 +1,6 @@
 //! The receive pump for a thread that claims its own frames: `single`, `pipelined`, solo mode.
 
-use super::{BATCH, Batches, Log, RESERVED, RxPump};
+use super::{BatchSource, FRAMES_A_TURN, Log, RESERVED, RxPump};
 use crate::io::Batch;
 use crate::io::claim::Claimer;
 use crate::io::sleep::Receiving;
@@ -16,11 +16,11 @@ struct Claiming<'a> {
     others_empty: bool,
 }
 
-impl<L: Log> Batches<L> for Claiming<'_> {
+impl<L: Log> BatchSource<L> for Claiming<'_> {
     fn publish(&mut self, pump: &mut RxPump, now: Instant, log: &mut L) -> (usize, bool) {
         // Every frame may need a request, and so may the gathered datagrams. Frames without room
         // stay in the device.
-        let room = log.room().saturating_sub(RESERVED + 2).min(BATCH);
+        let room = log.room().saturating_sub(RESERVED + 2).min(FRAMES_A_TURN);
         self.claimer.give_back(&mut pump.recycler);
         if room == 0 {
             pump.stats.log_full += 1;
@@ -70,7 +70,7 @@ impl RxPump {
             };
             let now_done = self.turn(now, deadline, batches, log);
             done += now_done;
-            if now_done < BATCH {
+            if now_done < FRAMES_A_TURN {
                 break;
             }
         }

@@ -7,7 +7,7 @@ use dominoes_drivers::{DeviceError, DeviceTx, TxFrame, checked};
 
 use super::Transmitter;
 use crate::io::claim::DEVICE_RETRY_INTERVAL;
-use crate::io::rx::BATCH;
+use crate::io::rx::FRAMES_A_TURN;
 use crate::io::world::World;
 
 /// The transmit pump. It has no thread: any worker may take it for a moment.
@@ -29,15 +29,15 @@ impl TxPump {
         }
     }
 
-    /// Sends all control frames and at most [`BATCH`] numbered frames. Returns how many the device
-    /// took.
+    /// Sends all control frames and at most [`FRAMES_A_TURN`] numbered frames. Returns how many the
+    /// device took.
     pub(crate) fn turn(&mut self) -> usize {
-        self.send::<BATCH>(u64::MAX)
+        self.send::<FRAMES_A_TURN>(u64::MAX)
     }
 
     /// As [`TxPump::turn`], but sends only numbered frames below `below`.
     pub(crate) fn turn_below(&mut self, below: u64) -> usize {
-        self.send::<BATCH>(below)
+        self.send::<FRAMES_A_TURN>(below)
     }
 
     /// As [`TxPump::turn`], with one numbered frame, for callers that drive the stack step by step.
