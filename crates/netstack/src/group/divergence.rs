@@ -95,17 +95,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         true
     }
 
-    /// The position below which effects may be performed.
-    #[inline]
-    pub(crate) fn perform_limit(&mut self) -> Seq {
-        if !self.shared.layout.confirm {
-            return Seq::MAX;
-        }
-        self.confirm();
-        self.confirmed
-    }
-
-    fn confirm(&mut self) {
+    pub(super) fn confirm(&mut self) {
         self.confirm_to(self.replica.position());
     }
 

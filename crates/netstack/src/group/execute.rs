@@ -7,9 +7,10 @@
 //! worker or by one that stole it. While another worker has begun the work at the cursor, the
 //! cursor stands. Work behind it can be [stolen](super::steal) by any worker, this one included.
 
-use dominoes::{BegunBatch, WorkState};
+use dominoes::{BegunBatch, Seq, WorkState};
 
 use super::pending::{Applied, Cursor, PendingEffects, piece};
+use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, ReplicatedShared};
 use crate::io::perform;
 use crate::io::perform::Template;
@@ -391,5 +392,17 @@ impl<T: FaultHooks> Executor<'_, T> {
 impl<T: FaultHooks> Drop for Executor<'_, T> {
     fn drop(&mut self) {
         self.release_batch();
+    }
+}
+
+impl<T: FaultHooks> ReplicatedWorker<T> {
+    /// The position below which effects may be performed.
+    #[inline]
+    pub(crate) fn perform_limit(&mut self) -> Seq {
+        if !self.shared.layout.confirm {
+            return Seq::MAX;
+        }
+        self.confirm();
+        self.confirmed
     }
 }

@@ -66,6 +66,27 @@ impl RxPump {
         }
     }
 
+    /// Whether the table of hints has `conn` as the connection of `flow`.
+    pub(super) fn has_hint(&self, flow: &Flow, conn: ConnId) -> bool {
+        self.connections
+            .hints
+            .get(flow)
+            .is_some_and(|hint| hint.conn == conn)
+    }
+
+    /// The connection of a flow, or `ConnId::NONE`. Ends a watch, so the caller must publish a run
+    /// of the flow.
+    pub(super) fn hint_of(&mut self, now: Instant, flow: &Flow) -> ConnId {
+        let Some(hint) = self.connections.hints.get(flow) else {
+            return ConnId::NONE;
+        };
+        let conn = hint.conn;
+        if hint.is_watched() {
+            self.end_watch(now, flow);
+        }
+        conn
+    }
+
     /// Frees the places of closed connections whose work is done and whose sockets are gone.
     pub(super) fn reap(&mut self, now: Instant, log: &mut impl Log) -> usize {
         while !self.world.retired.is_empty()

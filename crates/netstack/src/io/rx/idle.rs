@@ -74,6 +74,14 @@ pub(super) struct Hint {
     watched: u64,
 }
 
+impl Hint {
+    /// Whether the connection is watched.
+    #[inline]
+    pub(super) fn is_watched(&self) -> bool {
+        self.watched != UNWATCHED
+    }
+}
+
 /// A look at a connection.
 struct Look {
     due: Instant,
@@ -153,29 +161,9 @@ impl RxPump {
         self.connections.hints.insert(flow, hint);
     }
 
-    /// Whether the table of hints has `conn` as the connection of `flow`.
-    pub(super) fn has_hint(&self, flow: &Flow, conn: ConnId) -> bool {
-        self.connections
-            .hints
-            .get(flow)
-            .is_some_and(|hint| hint.conn == conn)
-    }
-
-    /// The connection of a flow, or `ConnId::NONE`. Ends a watch, so the caller must publish a run
-    /// of the flow.
-    pub(super) fn hint_of(&mut self, now: Instant, flow: &Flow) -> ConnId {
-        let Some(hint) = self.connections.hints.get(flow) else {
-            return ConnId::NONE;
-        };
-        let conn = hint.conn;
-        if hint.watched != UNWATCHED {
-            self.end_watch(now, flow);
-        }
-        conn
-    }
-
+    /// Ends the watch of a connection whose hint is looked up.
     #[cold]
-    fn end_watch(&mut self, now: Instant, flow: &Flow) {
+    pub(super) fn end_watch(&mut self, now: Instant, flow: &Flow) {
         let Some(hint) = self.connections.hints.get_mut(flow) else {
             return;
         };
