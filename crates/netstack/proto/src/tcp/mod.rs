@@ -30,14 +30,14 @@
 //!
 //! `arrive.rs` is SEGMENT ARRIVES in the order of the RFC. `fast_path.rs` is an equivalent shortcut
 //! for the segments of a bulk transfer. `ack.rs` processes acceptable acknowledgments,
-//! `receive_space.rs` bounds what the peer may send, `send_space.rs` bounds what we may send, and
-//! `send.rs` numbers the frames. `recovery.rs` detects loss and schedules retransmissions, with the
+//! `receive_space.rs` bounds what the peer may send, and widens that, `send_space.rs` bounds what we
+//! may send, and `send.rs` numbers the frames. `recovery.rs` detects loss and schedules retransmissions, with the
 //! scoreboard in `scoreboard.rs` and the times in `rack.rs`; `undo.rs` reverts a reduction of the
 //! window if nothing was lost. `pmtu.rs` handles ICMP errors and the path MTU, `cookie.rs` does
 //! handshakes without state, `pacing.rs` spreads what is sent over time. `retransmit.rs` estimates
 //! the timeout, handles every timer that is due, and ends a connection that failed; `keepalive.rs`
 //! has the rules of the keepalive timer. `delayed_ack.rs` decides when received data is
-//! acknowledged, `autotune.rs` widens the receive window, `ecn.rs` handles congestion marks.
+//! acknowledged, `ecn.rs` handles congestion marks.
 //! `reassembly.rs` and `congestion` are arithmetic; `user.rs` holds the calls of the application,
 //! `fields.rs` the list of all fields.
 //!
@@ -123,7 +123,6 @@
 
 mod ack;
 mod arrive;
-mod autotune;
 mod congestion;
 mod cookie;
 mod delayed_ack;
@@ -153,7 +152,6 @@ use crate::seqnum::SeqNum;
 use crate::stats::StateStats;
 use crate::time::{Duration, Instant};
 
-use autotune::Autotune;
 use congestion::Congestion;
 use fast_path::FastPath;
 #[cfg(any(test, feature = "testkit"))]
@@ -162,7 +160,7 @@ use fields::{field_variants, fields};
 use keepalive::KeepaliveTimer;
 use pmtu::PathMtu;
 use reassembly::Reassembly;
-use receive_space::ReceiveSpace;
+use receive_space::{Autotune, ReceiveSpace};
 use recovery::Recovery;
 use retransmit::{Retransmit, Timers};
 use scoreboard::Scoreboard;

@@ -1,13 +1,12 @@
 //! The calls of the application (RFC 9293 section 3.10): OPEN, SEND and RECEIVE as advancing
 //! cursors, CLOSE, ABORT.
 
-use super::autotune::Autotune;
 use super::congestion::Congestion;
 use super::fast_path::FastPath;
 use super::keepalive::KeepaliveTimer;
 use super::pmtu::PathMtu;
 use super::reassembly::Reassembly;
-use super::receive_space::ReceiveSpace;
+use super::receive_space::{Autotune, ReceiveSpace};
 use super::recovery::Recovery;
 use super::retransmit::{Retransmit, Timer, Timers};
 use super::scoreboard::Scoreboard;
