@@ -159,6 +159,12 @@ pub trait Worker: Send {
     /// Whether a turn may find something to do, apart from the receive pump.
     fn has_work(&mut self) -> bool;
 
+    /// Whether it leaves lone requests to another worker, so that its thread may sleep although its
+    /// turns report work.
+    fn is_aside(&self) -> bool {
+        false
+    }
+
     /// Whether the receive pump has something to do without a new frame and before a timer, or
     /// another worker has the pump.
     fn is_pump_busy(&self) -> bool;

@@ -52,7 +52,7 @@ use crate::log::request::{Request, Verdict};
 use crate::state::apply::ReplicaState;
 use crate::stats::{EffectStats, PumpStats, WorkerStats};
 use crate::time::{Duration, Instant};
-use aside::Quiet;
+use aside::{Published, Quiet};
 
 /// After this many turns in a row without work in [`process_log`](ReplicatedWorker::process_log), a
 /// worker sends without regard to the ends of chunks.
@@ -234,7 +234,15 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         }
         let claimed = self.claim_batch(now).unwrap_or(0);
         self.parse();
-        claimed + self.publish_parsed(now).unwrap_or(0)
+        let Some((done, is_lone)) = self.take_pump(now) else {
+            return claimed;
+        };
+        if is_lone {
+            self.quiet.published_lone |= done > 0;
+        } else {
+            self.shared.work_event.notify_all();
+        }
+        claimed + done
     }
 
     /// The queues of the device, in the order in which it looks at them now. If it has many used
@@ -267,10 +275,20 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.state == WorkerState::Active
     }
 
-    /// Takes the receive pump for one turn: publishes, autoscales when that is due, and wakes
-    /// workers if there is something for them. The pump uses this worker's recycler, so frames
-    /// return to the worker that needs them next. `None` if another worker has the pump.
+    /// Takes the receive pump for one turn, and wakes the other workers if it published anything.
     pub(crate) fn publish_parsed(&mut self, now: Instant) -> Option<usize> {
+        let (done, _) = self.take_pump(now)?;
+        if done > 0 {
+            self.shared.work_event.notify_all();
+        }
+        Some(done)
+    }
+
+    /// Takes the receive pump for one turn: publishes, and autoscales when that is due. The pump
+    /// uses this worker's recycler, so frames return to the worker that needs them next. Returns
+    /// how much was done, and whether that was lone requests. `None` if another worker has the
+    /// pump.
+    fn take_pump(&mut self, now: Instant) -> Option<(usize, bool)> {
         let shared = &*self.shared;
         let mut rx_side = shared.rx.try_take()?;
         let (pump, mut log) = rx_side.parts(shared, self.id);
@@ -281,16 +299,14 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             is_device_empty: self.device_empty_at == now,
         };
         let deadline = self.replica.next_deadline();
+        let before = Published::by(pump);
         let done = pump.turn(now, deadline, &mut batches, &mut log);
+        let is_lone = before.is_lone(pump, done);
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
         if shared.layout.autoscale && rx_side.autoscaler.is_due(now) {
             shared.autoscale(&mut rx_side.autoscaler, now);
         }
-        drop(rx_side);
-        if done > 0 {
-            shared.work_event.notify_all();
-        }
-        Some(done)
+        Some((done, is_lone))
     }
 
     /// Prepares, applies and performs; it also sends frames in between.
@@ -773,7 +789,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
         if is_away && now.is_some() {
             self.was_busy = false;
         }
-        self.quiet.is_aside = now.is_some_and(|now| self.stays_aside(now));
+        self.begin_quiet(now);
         !is_away
     }
 
@@ -792,6 +808,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
     fn process(&mut self) -> usize {
         match self.log_mode {
             LogMode::Solo => self.process_solo(),
+            _ if self.quiet.naps => 1,
             _ => self.process_log(),
         }
     }
@@ -833,9 +850,12 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
 
     #[inline]
     fn end(&mut self, done: usize) {
-        self.was_busy = done > 0;
+        self.was_busy = done > 0 && !self.quiet.naps;
         if !self.is_solo() {
             self.count_quiet();
+        }
+        if core::mem::take(&mut self.quiet.published_lone) {
+            self.wake_if_due();
         }
     }
 
@@ -871,10 +891,14 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
     fn has_work(&mut self) -> bool {
         self.shared.membership.is_notified(self.id)
             || self.shared.batches.is_any_waiting()
-            || self.log.poll() > self.replica.position()
+            || self.has_requests()
             || self.cursor.seq < self.pending.end() && !self.stragglers.blocked
             || self.shared.world.has_units()
             || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
+    }
+
+    fn is_aside(&self) -> bool {
+        self.quiet.is_aside && self.quiet.is_long_enough()
     }
 
     fn is_pump_busy(&self) -> bool {
@@ -885,7 +909,9 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
     }
 
     fn waits_for_others(&mut self) -> bool {
-        self.has_pending_effects() || self.shared.world.has_unsent(self.replica.frames().next)
+        self.lag() > 0
+            || self.has_pending_effects()
+            || self.shared.world.has_unsent(self.replica.frames().next)
     }
 
     /// The effects are those of all workers that its slot had so far.
@@ -964,7 +990,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
             return;
         }
         self.put_back();
-        self.quiet.wake();
+        self.quiet.fall_asleep();
         let sleep = Sleep {
             world: &shared.world,
             rx: || shared.take_rx(),
@@ -974,6 +1000,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
             workers: shared.active_count(),
         };
         sleep.sleep(now, self);
+        self.quiet.sleeps = false;
     }
 
     fn wait_alone(&mut self, when: (Instant, Instant), others_have_work: &mut dyn FnMut() -> bool) {

@@ -286,7 +286,7 @@ impl Domain for WorkerDomain {
         if let Some(time) = self.core_clock.as_mut().and_then(|clock| clock.read(now)) {
             worker.note_core_time(time);
         }
-        if hold_wakeups(|| worker.turn(now)) > 0 {
+        if hold_wakeups(|| worker.turn(now)) > 0 && !worker.is_aside() {
             self.turns = self.turns.wrapping_add(1);
             if self.turns.is_multiple_of(SHOW_EVERY) {
                 let lag = worker.lag();

@@ -3,12 +3,19 @@
 //! If two idle workers look for the next request, each look moves the device and both pumps to the
 //! core of the other worker, and a request and its answer change cores where it happens. So a
 //! worker that has had no share of the work for some turns stays aside while the worker that claimed
-//! the latest frames keeps finding the device empty: it applies the log and performs its share, and
-//! does not look for more.
+//! the latest frames keeps finding the device empty. It does not look for more, and it naps: it
+//! leaves the log alone, too, until it asks that worker again. Its thread may sleep meanwhile, since
+//! the other one does lone requests whole and wakes it only for what a second core can share, or
+//! when the log is a quarter full of what it has not applied. While it sleeps, it asks every
+//! [`RECHECK`](crate::io::sleep::RECHECK) whether that worker is late or gone.
+
+use dominoes::Seq;
 
 use super::ReplicatedWorker;
+use crate::drive::Worker as _;
 use crate::group::execute::LONE_FRAMES;
 use crate::group::{FaultHooks, Primaries};
+use crate::io::rx::RxPump;
 use crate::log::request::Request;
 use crate::time::{Duration, Instant};
 
@@ -16,8 +23,8 @@ use crate::time::{Duration, Instant};
 const QUIET_TURNS: u32 = 16;
 /// How long a worker stays aside after the last claimer has found the device empty.
 const LOOK_AFTER: Duration = Duration::from_micros(20);
-/// A request with more bytes, a batch with more segments or a turn with more than [`LONE_FRAMES`] is
-/// load.
+/// A request with more bytes, a batch with more segments or a turn with more than [`LONE_FRAMES`] and
+/// than requests is load.
 const LONE_BYTES: u32 = 4096;
 const LONE_SEGMENTS: u8 = 1;
 
@@ -28,13 +35,43 @@ pub(super) struct Quiet {
     turns: u32,
     /// Whether it applied a request of another worker that was load.
     saw_load: bool,
-    /// Its share, and all frames, at the end of its last turn.
+    /// Its share, all frames and all requests, at the end of its last turn.
     share: u64,
     frames: u64,
+    requests: Seq,
     /// When it next asks whether the last claimer has time.
     ask_at: Instant,
     /// Whether it stays aside in this turn.
     pub(super) is_aside: bool,
+    /// Whether it naps in this turn.
+    pub(super) naps: bool,
+    /// Whether its thread is about to sleep.
+    pub(super) sleeps: bool,
+    /// The time of this turn.
+    now: Instant,
+    /// Whether it published only lone requests in this turn, so that it has not woken the others.
+    pub(super) published_lone: bool,
+    /// The end of the log when it last woke the others; `None` if it has slept since.
+    woke_at: Option<Seq>,
+}
+
+/// How much the receive pump has published.
+#[derive(Clone, Copy)]
+pub(super) struct Published {
+    received: u64,
+}
+
+impl Published {
+    pub(super) const fn by(pump: &RxPump) -> Self {
+        Published {
+            received: pump.received,
+        }
+    }
+
+    /// Whether the pump has published only lone requests since then, namely `done`.
+    pub(super) const fn is_lone(self, pump: &RxPump, done: usize) -> bool {
+        done <= LONE_FRAMES as usize && pump.received - self.received <= LONE_BYTES as u64
+    }
 }
 
 impl Quiet {
@@ -45,17 +82,69 @@ impl Quiet {
         self.saw_load |= digest.count | digest.left > LONE_SEGMENTS || digest.len > LONE_BYTES;
     }
 
-    /// The worker has slept, so it looks for work again.
-    pub(super) const fn wake(&mut self) {
-        self.turns = 0;
+    /// Whether it is quiet for long enough to stay aside.
+    pub(super) const fn is_long_enough(&self) -> bool {
+        self.turns >= QUIET_TURNS
+    }
+
+    /// The worker is about to sleep. Afterwards it asks at once whether the last claimer has time.
+    pub(super) const fn fall_asleep(&mut self) {
+        self.ask_at = Instant::ZERO;
+        self.woke_at = None;
+        self.sleeps = true;
     }
 }
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
+    /// Decides whether this worker stays aside in a turn, which has the time `now` if that has
+    /// passed, and whether it naps. Then its turn reports work, so that a thread that drives all
+    /// workers calls it again: at the same time it looks.
+    #[inline]
+    pub(super) fn begin_quiet(&mut self, now: Option<Instant>) {
+        let asks_at = self.quiet.ask_at;
+        let is_aside = now.is_some_and(|now| self.stays_aside(now));
+        let quiet = &mut self.quiet;
+        (quiet.is_aside, quiet.naps) = (is_aside, false);
+        if let Some(now) = now {
+            quiet.naps = is_aside && quiet.ask_at == asks_at && quiet.now < now;
+            quiet.now = now;
+        }
+    }
+
+    /// Whether there are requests for which a thread that wants to sleep must stay awake.
+    pub(super) fn has_requests(&mut self) -> bool {
+        let may_lag = match self.quiet.sleeps && self.quiet.is_aside {
+            true => self.may_lag(),
+            false => 0,
+        };
+        self.log.poll() - self.replica.position() > may_lag
+    }
+
+    /// How many requests a worker that stays aside may leave for later.
+    fn may_lag(&self) -> u64 {
+        self.shared.layout.tuning.log as u64 / 4
+    }
+
+    /// Ends a turn in which this worker published only lone requests. Wakes the others if they have
+    /// something to do with them, if many came since it last did, or if it has slept: a worker may
+    /// sleep without a limit until it learns that another one is awake.
+    pub(super) fn wake_if_due(&mut self) {
+        let end = self.log.poll();
+        let woke_lately = self
+            .quiet
+            .woke_at
+            .is_some_and(|woke_at| end - woke_at < self.may_lag());
+        if woke_lately && !self.waits_for_others() {
+            return;
+        }
+        self.quiet.woke_at = Some(end);
+        self.shared.work_event.notify_all();
+    }
+
     /// Whether this worker stays aside in a turn at `now`.
     #[inline]
-    pub(super) fn stays_aside(&mut self, now: Instant) -> bool {
-        if self.quiet.turns < QUIET_TURNS {
+    fn stays_aside(&mut self, now: Instant) -> bool {
+        if !self.quiet.is_long_enough() {
             return false;
         }
         if now >= self.quiet.ask_at {
@@ -72,17 +161,204 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     #[inline]
     pub(super) fn count_quiet(&mut self) {
         let share = self.stats.requests + self.stats.frames + self.stats.stolen;
-        let frames = self.replica.frames().next;
+        let (frames, requests) = (self.replica.frames().next, self.replica.position());
         let quiet = &mut self.quiet;
+        let applied = requests.wrapping_sub(quiet.requests);
         let is_quiet = share == quiet.share
-            && frames.wrapping_sub(quiet.frames) <= LONE_FRAMES.into()
+            && frames.wrapping_sub(quiet.frames) <= applied.max(LONE_FRAMES.into())
             && !core::mem::take(&mut quiet.saw_load)
             && !self.intake.is_busy()
             && self.shared.layout.primaries == Primaries::ByPublisher;
-        (quiet.share, quiet.frames) = (share, frames);
+        (quiet.share, quiet.frames, quiet.requests) = (share, frames, requests);
         quiet.turns = match is_quiet {
             true => quiet.turns.saturating_add(1),
             false => 0,
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::Arc;
+
+    use dominoes::Watch;
+    use dominoes_drivers::memory::{MemoryConfig, pair};
+
+    use super::*;
+    use crate::group::{Layout, ReplicatedGroup};
+    use crate::io::setup::Setup;
+    use crate::socket::TcpStream;
+
+    const NOW: Instant = Instant::from_millis(5);
+
+    /// Counts how often sleeping workers are woken.
+    #[derive(Debug, Default)]
+    struct Woken(AtomicU64);
+
+    impl Watch for Woken {
+        fn is_due(&self) -> bool {
+            true
+        }
+
+        fn fire(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Two workers whose application echoes, and their client.
+    struct Fixture {
+        workers: Vec<ReplicatedWorker>,
+        client: ReplicatedGroup,
+        asks: TcpStream,
+        answers: TcpStream,
+        now: Instant,
+        woken: Arc<Woken>,
+        /// Turns of the second worker in which it looked at the log.
+        looks: u64,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let (here, there) = pair(MemoryConfig::default());
+            let group = |last: u8, replicas, device| -> ReplicatedGroup {
+                let setup = Setup::new([10, 0, 0, last].into(), 24, [1, u64::from(last)]);
+                ReplicatedGroup::new(setup, Layout::default().replicas(replicas), device).unwrap()
+            };
+            let mut client = group(2, 1, Box::new(there));
+            let group = group(1, 2, Box::new(here));
+            let listener = group.sockets().listen(7, 1).unwrap();
+            let mut workers = group.into_workers();
+            let to = "10.0.0.1:7".parse().unwrap();
+            let mut opening = client.sockets().begin_connect(to).unwrap();
+            let (mut now, mut asks, mut answers) = (NOW, None, None);
+            while asks.is_none() || answers.is_none() {
+                client.turn(now);
+                workers[0].turn(now);
+                workers[1].turn(now);
+                now += Duration::from_nanos(100);
+                if asks.is_none() {
+                    asks = opening.try_finish().unwrap();
+                }
+                answers = answers.or_else(|| listener.try_accept().ok());
+            }
+            let (asks, (answers, _)) = (asks.unwrap(), answers.unwrap());
+            asks.set_nodelay(true).unwrap();
+            answers.set_nodelay(true).unwrap();
+            let mut fixture = Fixture {
+                workers,
+                client,
+                asks,
+                answers,
+                now,
+                woken: Arc::default(),
+                looks: 0,
+            };
+            for _ in 0..2 * QUIET_TURNS {
+                fixture.turns();
+            }
+            assert!(fixture.workers[1].quiet.is_aside);
+            fixture.looks = 0;
+            fixture
+        }
+
+        /// A turn of each, 100 ns after the last ones.
+        fn turns(&mut self) {
+            self.client.turn(self.now);
+            self.work();
+            let second = &mut self.workers[1];
+            second.turn(self.now);
+            self.looks += u64::from(!second.quiet.naps);
+        }
+
+        /// A turn of the first worker and its application.
+        fn work(&mut self) {
+            let watch: Arc<dyn Watch> = self.woken.clone();
+            self.workers[0].shared.work_event.watch(&watch);
+            self.workers[0].turn(self.now);
+            let mut bytes = [0; 64];
+            if let Ok(len) = self.answers.try_read(&mut bytes) {
+                self.answers.try_write(&bytes[..len]).unwrap();
+            }
+            self.now += Duration::from_nanos(100);
+        }
+
+        fn exchange(&mut self, mut turns: impl FnMut(&mut Fixture)) {
+            self.asks.try_write(&[7]).unwrap();
+            let mut byte = [0; 2];
+            while self.asks.try_read(&mut byte) != Ok(1) {
+                turns(self);
+            }
+        }
+
+        fn woken(&self) -> u64 {
+            self.woken.0.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn lone_requests_wake_no_worker_before_the_log_is_a_quarter_full_and_it_looks_seldom() {
+        let mut fixture = Fixture::new();
+        let [begun, woken] = [fixture.now.as_nanos(), fixture.woken()];
+        let from = fixture.workers[0].replica.position();
+        for _ in 0..1000 {
+            fixture.exchange(Fixture::turns);
+        }
+        let requests = fixture.workers[0].replica.position() - from;
+        let quarter = fixture.workers[0].may_lag();
+        let woken = fixture.woken() - woken;
+        assert!(requests >= 2000, "{requests}");
+        assert!(woken <= requests / quarter + 1, "{woken}");
+        let asked = (fixture.now.as_nanos() - begun) / LOOK_AFTER.as_nanos();
+        assert!(
+            fixture.looks <= 2 * asked + 2,
+            "{} of {asked}",
+            fixture.looks
+        );
+        assert!(fixture.workers[1].is_aside());
+    }
+
+    /// What a thread of the second worker does: it sleeps until it is woken.
+    #[test]
+    fn a_worker_aside_sleeps_over_lone_requests_and_is_woken_by_load_and_a_full_log() {
+        let mut fixture = Fixture::new();
+        fixture.exchange(Fixture::turns);
+        fixture.workers[1].quiet.fall_asleep();
+        let (quarter, mut woken) = (fixture.workers[0].may_lag(), fixture.woken());
+        let alone = |fixture: &mut Fixture| {
+            fixture.client.turn(fixture.now);
+            fixture.work();
+        };
+        while fixture.woken() == woken {
+            fixture.exchange(alone);
+            let lag = fixture.workers[1].lag();
+            assert_eq!(fixture.workers[1].has_work(), lag > quarter, "{lag}");
+            assert!(
+                fixture.workers[1].waits_for_others(),
+                "it must not sleep long"
+            );
+            assert!(lag <= 2 * quarter, "it is never woken");
+        }
+
+        // Load.
+        fixture.exchange(alone);
+        woken = fixture.woken();
+        fixture.asks.try_write(&[7; 20_000]).unwrap();
+        fixture.client.turn(fixture.now);
+        fixture.work();
+        assert_eq!(fixture.woken(), woken + 1, "load wakes at once");
+
+        // The first one has slept, and the second one perhaps without a limit.
+        while fixture.workers[0].turn(fixture.now) > 0 {}
+        fixture.workers[0].quiet.fall_asleep();
+        woken = fixture.woken();
+        fixture.asks.try_write(&[7]).unwrap();
+        while fixture.woken() == woken {
+            fixture.client.turn(fixture.now);
+            let before = fixture.workers[0].replica.position();
+            fixture.work();
+            let published = fixture.workers[0].replica.position() > before;
+            assert_eq!(fixture.woken() > woken, published);
+        }
     }
 }
