@@ -12,6 +12,9 @@
 //!    numbers. The runs of a batch are published together, so they wait until the log has room for
 //!    all of them.
 //!
+//! A worker that has found one lone request after the other [takes](Direct) a frame or two and
+//! publishes them in one step, while no batch waits.
+//!
 //! So the log has the batches of each queue in the queue's order, and a worker that fails between
 //! two steps delays nothing for longer than [`HELP_AFTER`]. Within a batch, the segments of a flow
 //! keep their order. Runs of different flows may change places, and all other frames (datagrams,
@@ -25,11 +28,13 @@ use dominoes::group::MAX_REPLICAS;
 use dominoes::{TryLock, TryLockGuard};
 use dominoes_drivers::Frame;
 
+use super::execute::LONE_FRAMES;
+use super::queues::QueueOrder;
 use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, GroupLog, ReplicatedShared};
 use crate::io::claim::MAX_CLAIM;
 use crate::io::gro::{Found, OpenRun, Parser};
-use crate::io::rx::{self, Log as _, RESERVED, RxPump};
+use crate::io::rx::{self, Claiming, Log as _, RESERVED, RxPump};
 use crate::io::sync::AtomicU64;
 use crate::io::{Batch, BatchRuns, FrameRecycler, Run};
 use crate::log::request::{ConnId, Flow, Request, Verdict};
@@ -433,6 +438,64 @@ impl rx::BatchSource<GroupLog<'_>> for Publishing<'_> {
             pump.stats.helped += u64::from(parsed.is_helped);
             self.intake.recycle(parsed, &mut pump.recycler);
         }
+    }
+}
+
+/// Frames that a worker takes from the device and publishes in one step, while no batch waits.
+pub(crate) struct Direct<'a> {
+    publishing: Publishing<'a>,
+    worker: usize,
+    queues: QueueOrder,
+    /// The time at which it found all queues of the device empty; else [`Instant::NEVER`].
+    pub(crate) empty_at: Instant,
+}
+
+impl<'a> Direct<'a> {
+    pub(crate) const fn new(publishing: Publishing<'a>, worker: usize, queues: QueueOrder) -> Self {
+        Direct {
+            publishing,
+            worker,
+            queues,
+            empty_at: Instant::NEVER,
+        }
+    }
+}
+
+impl rx::BatchSource<GroupLog<'_>> for Direct<'_> {
+    fn publish(
+        &mut self,
+        pump: &mut RxPump,
+        now: Instant,
+        log: &mut GroupLog<'_>,
+    ) -> (usize, bool) {
+        let shared = self.publishing.shared;
+        let mut taken = false;
+        for queue in self.queues.again() {
+            let Some(mut claimer) = shared.queues.try_take(queue) else {
+                taken = true;
+                continue;
+            };
+            // No other worker claims from this queue now. Batches that were claimed from it are
+            // older than its frames, and are counted: their workers had it, too.
+            if shared.batches.is_any_waiting() {
+                drop(claimer);
+                return self.publishing.publish(pump, now, log);
+            }
+            // More than lone requests have shows that there is load.
+            let mut claiming = Claiming::at_most(LONE_FRAMES as usize + 1, &mut claimer);
+            let (done, is_empty) = claiming.publish(pump, now, log);
+            if done > 0 {
+                shared.batches.note_claimer(self.worker, now, false);
+            }
+            if done > 0 || !is_empty {
+                return (done, false);
+            }
+        }
+        if !taken {
+            shared.batches.note_claimer(self.worker, now, true);
+            self.empty_at = now;
+        }
+        (0, !taken)
     }
 }
 

@@ -97,6 +97,14 @@ pub(crate) struct QueueOrder {
     count: usize,
 }
 
+impl QueueOrder {
+    /// The same order from its beginning.
+    #[inline]
+    pub(crate) const fn again(&self) -> QueueOrder {
+        QueueOrder { ..*self }
+    }
+}
+
 impl Iterator for QueueOrder {
     type Item = usize;
 

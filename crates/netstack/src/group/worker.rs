@@ -29,7 +29,7 @@ use dominoes::group::WorkerState;
 use dominoes::{ReadBatch, Seq, Spin, Subscription};
 
 use super::execute::{Executor, Step};
-use super::intake::{Intake, Publishing};
+use super::intake::{Direct, Intake, Publishing};
 use super::pending::{Cursor, PendingEffects};
 use super::queues::{QueueOrder, first_queue};
 use super::slots::Snapshot;
@@ -232,17 +232,30 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         if self.has_enough() && !self.shared.batches.is_any_waiting() {
             return 0;
         }
-        let claimed = self.claim_batch(now).unwrap_or(0);
-        self.parse();
-        let Some((done, is_lone)) = self.take_pump(now) else {
+        let is_direct = self.quiet.is_direct() && !self.is_parsing_due();
+        let claimed = match is_direct {
+            true => 0,
+            false => self.claim_and_parse(now),
+        };
+        let Some((done, is_lone)) = self.take_pump(now, is_direct) else {
             return claimed;
         };
-        if is_lone {
-            self.quiet.published_lone |= done > 0;
-        } else {
+        if !is_lone {
             self.shared.work_event.notify_all();
         }
         claimed + done
+    }
+
+    fn claim_and_parse(&mut self, now: Instant) -> usize {
+        let claimed = self.claim_batch(now).unwrap_or(0);
+        self.parse();
+        claimed
+    }
+
+    /// Whether a batch, of this worker or another one, is claimed and not published.
+    #[inline]
+    fn is_parsing_due(&self) -> bool {
+        self.intake.is_busy() || self.shared.batches.is_any_waiting()
     }
 
     /// The queues of the device, in the order in which it looks at them now. If it has many used
@@ -277,7 +290,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
 
     /// Takes the receive pump for one turn, and wakes the other workers if it published anything.
     pub(crate) fn publish_parsed(&mut self, now: Instant) -> Option<usize> {
-        let (done, _) = self.take_pump(now)?;
+        let (done, _) = self.take_pump(now, false)?;
         if done > 0 {
             self.shared.work_event.notify_all();
         }
@@ -287,8 +300,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Takes the receive pump for one turn: publishes, and autoscales when that is due. The pump
     /// uses this worker's recycler, so frames return to the worker that needs them next. Returns
     /// how much was done, and whether that was lone requests. `None` if another worker has the
-    /// pump.
-    fn take_pump(&mut self, now: Instant) -> Option<(usize, bool)> {
+    /// pump. `is_direct`: the pump also claims a frame or two, and publishes them at once.
+    fn take_pump(&mut self, now: Instant, is_direct: bool) -> Option<(usize, bool)> {
+        let queues = is_direct.then(|| self.queues());
         let shared = &*self.shared;
         let mut rx_side = shared.rx.try_take()?;
         let (pump, mut log) = rx_side.parts(shared, self.id);
@@ -296,12 +310,20 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let mut batches = Publishing {
             shared,
             intake: &mut self.intake,
-            is_device_empty: self.device_empty_at == now,
+            is_device_empty: !is_direct && self.device_empty_at == now,
         };
         let deadline = self.replica.next_deadline();
         let before = Published::by(pump);
-        let done = pump.turn(now, deadline, &mut batches, &mut log);
-        let is_lone = before.is_lone(pump, done);
+        let done = match queues {
+            None => pump.turn(now, deadline, &mut batches, &mut log),
+            Some(queues) => {
+                let mut direct = Direct::new(batches, self.id, queues);
+                let done = pump.turn(now, deadline, &mut direct, &mut log);
+                self.device_empty_at = direct.empty_at;
+                done
+            }
+        };
+        let is_lone = self.quiet.count_published(before, pump, done);
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
         if shared.layout.autoscale && rx_side.autoscaler.is_due(now) {
             shared.autoscale(&mut rx_side.autoscaler, now);

@@ -52,7 +52,7 @@ use connections::Connections;
 use datagrams::Datagrams;
 use echo::Echoes;
 use loopback::Loopback;
-pub(crate) use receiver::Receiver;
+pub(crate) use receiver::{Claiming, Receiver};
 
 /// The most frames of one batch without a log, the most numbered frames that one turn of the
 /// transmit pump sends, and the most connections whose progress one turn publishes.

@@ -268,6 +268,32 @@ fn two_workers_claim_from_two_queues_and_each_queue_keeps_its_order() {
     });
 }
 
+/// Catches: a frame that a worker publishes in one step before a batch that another worker claimed
+/// earlier from the same queue.
+#[test]
+fn what_is_published_in_one_step_comes_after_all_batches_of_its_queue() {
+    model(|| {
+        let waiting = Arc::new(WaitingBatches::new());
+        let queue: Arc<Queue> = Arc::new(Exclusive::new([0, 1].into()));
+        let other = {
+            let (waiting, queue) = (Arc::clone(&waiting), Arc::clone(&queue));
+            thread::spawn(move || claim_from(&queue, &waiting, 1))
+        };
+        let mut published = numbers(&publish(&waiting));
+        if let Some(mut claimer) = queue.try_take()
+            && !waiting.is_any_waiting()
+        {
+            published.extend(claimer.pop_front());
+        }
+        other.join().unwrap();
+        published.extend(numbers(&publish(&waiting)));
+        while claim_from(&queue, &waiting, 0).is_some() {
+            published.extend(numbers(&publish(&waiting)));
+        }
+        assert_eq!(published, [0, 1]);
+    });
+}
+
 /// Catches: a batch that is lost with the worker that claimed it from a queue, and a queue that
 /// nobody serves any more.
 #[test]

@@ -4,9 +4,9 @@
 //! core of the other worker, and a request and its answer change cores where it happens. So a
 //! worker that has had no share of the work for some turns stays aside while the worker that claimed
 //! the latest frames keeps finding the device empty. It does not look for more, and it naps: it
-//! leaves the log alone, too, until it asks that worker again. Its thread may sleep meanwhile, since
-//! the other one does lone requests whole and wakes it only for what a second core can share, or
-//! when the log is a quarter full of what it has not applied. While it sleeps, it asks every
+//! leaves the log alone, too, until it asks that worker again. Its thread may sleep meanwhile: the
+//! other one does lone requests whole, and wakes it for work that two cores can share, or when it
+//! has not applied a quarter of the log. Asleep, it still asks every
 //! [`RECHECK`](crate::io::sleep::RECHECK) whether that worker is late or gone.
 
 use dominoes::Seq;
@@ -27,6 +27,8 @@ const LOOK_AFTER: Duration = Duration::from_micros(20);
 /// than requests is load.
 const LONE_BYTES: u32 = 4096;
 const LONE_SEGMENTS: u8 = 1;
+/// After this number of lone requests in a row, a worker expects another one.
+const LONE_IN_A_ROW: u8 = 8;
 
 /// Whether a worker is quiet: it has no share of the work, and has seen no load.
 #[derive(Default)]
@@ -51,6 +53,10 @@ pub(super) struct Quiet {
     now: Instant,
     /// Whether it published only lone requests in this turn, so that it has not woken the others.
     pub(super) published_lone: bool,
+    /// How often in a row it published that, and nothing else.
+    lone: u8,
+    /// Whether the requests of its last turn asked for few frames.
+    few_frames: bool,
     /// The end of the log when it last woke the others; `None` if it has slept since.
     woke_at: Option<Seq>,
 }
@@ -59,18 +65,15 @@ pub(super) struct Quiet {
 #[derive(Clone, Copy)]
 pub(super) struct Published {
     received: u64,
+    frames: u64,
 }
 
 impl Published {
     pub(super) const fn by(pump: &RxPump) -> Self {
         Published {
             received: pump.received,
+            frames: pump.stats.frames,
         }
-    }
-
-    /// Whether the pump has published only lone requests since then, namely `done`.
-    pub(super) const fn is_lone(self, pump: &RxPump, done: usize) -> bool {
-        done <= LONE_FRAMES as usize && pump.received - self.received <= LONE_BYTES as u64
     }
 }
 
@@ -85,6 +88,32 @@ impl Quiet {
     /// Whether it is quiet for long enough to stay aside.
     pub(super) const fn is_long_enough(&self) -> bool {
         self.turns >= QUIET_TURNS
+    }
+
+    /// Whether it takes frames and publishes them in one step: such steps take few frames at once.
+    pub(super) const fn is_direct(&self) -> bool {
+        self.lone >= LONE_IN_A_ROW
+    }
+
+    /// Notes what the pump has published since `before`, `done` in all. Returns whether that was
+    /// lone requests or nothing.
+    #[inline]
+    pub(super) fn count_published(
+        &mut self,
+        before: Published,
+        pump: &RxPump,
+        done: usize,
+    ) -> bool {
+        let is_lone = done <= LONE_FRAMES as usize
+            && pump.received - before.received <= u64::from(LONE_BYTES);
+        if done > 0 {
+            self.published_lone |= is_lone;
+            self.lone = match is_lone && pump.stats.frames - before.frames <= 1 {
+                true => self.lone.saturating_add(1),
+                false => 0,
+            };
+        }
+        is_lone
     }
 
     /// The worker is about to sleep. Afterwards it asks at once whether the last claimer has time.
@@ -126,15 +155,16 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     }
 
     /// Ends a turn in which this worker published only lone requests. Wakes the others if they have
-    /// something to do with them, if many came since it last did, or if it has slept: a worker may
-    /// sleep without a limit until it learns that another one is awake.
+    /// something to do with them, if these asked for many frames, if many came since it last did,
+    /// or if it has slept: a worker may sleep without a limit until it learns that another one is
+    /// awake.
     pub(super) fn wake_if_due(&mut self) {
         let end = self.log.poll();
         let woke_lately = self
             .quiet
             .woke_at
             .is_some_and(|woke_at| end - woke_at < self.may_lag());
-        if woke_lately && !self.waits_for_others() {
+        if woke_lately && self.quiet.few_frames && !self.waits_for_others() {
             return;
         }
         self.quiet.woke_at = Some(end);
@@ -164,8 +194,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let (frames, requests) = (self.replica.frames().next, self.replica.position());
         let quiet = &mut self.quiet;
         let applied = requests.wrapping_sub(quiet.requests);
+        quiet.few_frames = frames.wrapping_sub(quiet.frames) <= applied.max(LONE_FRAMES.into());
         let is_quiet = share == quiet.share
-            && frames.wrapping_sub(quiet.frames) <= applied.max(LONE_FRAMES.into())
+            && quiet.few_frames
             && !core::mem::take(&mut quiet.saw_load)
             && !self.intake.is_busy()
             && self.shared.layout.primaries == Primaries::ByPublisher;
@@ -316,9 +347,10 @@ mod tests {
             fixture.looks
         );
         assert!(fixture.workers[1].is_aside());
+        assert!(fixture.workers[0].quiet.is_direct());
     }
 
-    /// What a thread of the second worker does: it sleeps until it is woken.
+    /// As a thread does, the second worker sleeps until it is woken.
     #[test]
     fn a_worker_aside_sleeps_over_lone_requests_and_is_woken_by_load_and_a_full_log() {
         let mut fixture = Fixture::new();
@@ -340,8 +372,19 @@ mod tests {
             assert!(lag <= 2 * quarter, "it is never woken");
         }
 
+        // A write that needs many frames.
+        woken = fixture.woken();
+        fixture.answers.try_write(&[7; 10_000]).unwrap();
+        fixture.work();
+        assert_eq!(fixture.woken(), woken + 1, "it can build some of them");
+        let mut left = 10_000;
+        while left > 0 {
+            alone(&mut fixture);
+            left -= fixture.asks.try_read(&mut [0; 1000]).unwrap_or(0);
+        }
+
         // Load.
-        fixture.exchange(alone);
+        (0..LONE_IN_A_ROW).for_each(|_| fixture.exchange(alone));
         woken = fixture.woken();
         fixture.asks.try_write(&[7; 20_000]).unwrap();
         fixture.client.turn(fixture.now);

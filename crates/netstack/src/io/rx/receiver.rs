@@ -10,17 +10,30 @@ use crate::time::Instant;
 const MAX_BATCHES: usize = 4;
 
 /// Claims a batch from the device whenever the pump asks for one.
-struct Claiming<'a> {
+pub(crate) struct Claiming<'a> {
     claimer: &'a mut Claimer,
+    /// Most frames of a batch.
+    most: usize,
     /// Whether this claimer is for all queues of the device, or has found the others empty.
     others_empty: bool,
+}
+
+impl<'a> Claiming<'a> {
+    /// Claims no more frames at once than this.
+    pub(crate) const fn at_most(most: usize, claimer: &'a mut Claimer) -> Self {
+        Claiming {
+            claimer,
+            most,
+            others_empty: true,
+        }
+    }
 }
 
 impl<L: Log> BatchSource<L> for Claiming<'_> {
     fn publish(&mut self, pump: &mut RxPump, now: Instant, log: &mut L) -> (usize, bool) {
         // Every frame may need a request, and so may the gathered datagrams. Frames without room
         // stay in the device.
-        let room = log.room().saturating_sub(RESERVED + 2).min(FRAMES_A_TURN);
+        let room = log.room().saturating_sub(RESERVED + 2).min(self.most);
         self.claimer.give_back(&mut pump.recycler);
         if room == 0 {
             pump.stats.log_full += 1;
@@ -65,8 +78,8 @@ impl RxPump {
         let mut done = 0;
         for _ in 0..MAX_BATCHES {
             let batches = &mut Claiming {
-                claimer,
                 others_empty,
+                ..Claiming::at_most(FRAMES_A_TURN, claimer)
             };
             let now_done = self.turn(now, deadline, batches, log);
             done += now_done;
@@ -92,10 +105,7 @@ impl Receiver {
     /// As [`RxPump::turn`].
     #[cfg(feature = "pipelined")]
     pub(crate) fn turn(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
-        let mut claiming = Claiming {
-            claimer: &mut self.claimer,
-            others_empty: true,
-        };
+        let mut claiming = Claiming::at_most(FRAMES_A_TURN, &mut self.claimer);
         self.pump.turn(now, deadline, &mut claiming, log)
     }
 
