@@ -274,7 +274,7 @@ fn two_workers_claim_from_two_queues_and_each_queue_keeps_its_order() {
 fn what_is_published_in_one_step_comes_after_all_batches_of_its_queue() {
     model(|| {
         let waiting = Arc::new(WaitingBatches::new());
-        let queue: Arc<Queue> = Arc::new(Exclusive::new([0, 1].into()));
+        let queue: Arc<Queue> = Arc::new(TryLock::new([0, 1].into()));
         let other = {
             let (waiting, queue) = (Arc::clone(&waiting), Arc::clone(&queue));
             thread::spawn(move || claim_from(&queue, &waiting, 1))
