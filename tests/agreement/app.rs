@@ -372,7 +372,8 @@ impl Application {
         }
     }
 
-    fn take_datagrams(&mut self, most: usize) -> usize {
+    /// Receives at most `most` datagrams, and returns their number.
+    pub(crate) fn take_datagrams(&mut self, most: usize) -> usize {
         let mut buffer = [0; 1_500];
         for i in 0..most {
             let Ok((len, from)) = self.udp.try_recv_from(&mut buffer) else {

@@ -130,6 +130,14 @@ impl<T: FaultHooks> FaultHooks for PlannedFaults<T> {
     }
 }
 
+/// Whether all replicas agree but for those in `lost`, of which there is one.
+fn agree_without(lost: &[usize], mismatch: &Mismatch) -> bool {
+    let posted = mismatch.fingerprints.iter().copied();
+    let (wrong, right): (Vec<(usize, u64)>, Vec<_>) =
+        posted.partition(|(slot, _)| lost.contains(slot));
+    !wrong.is_empty() && right.windows(2).all(|two| two[0].1 == two[1].1)
+}
+
 /// Runs `what` with a planned panic. Returns `None` if the panic happened.
 ///
 /// # Panics
@@ -239,10 +247,9 @@ impl<T: FaultHooks> Case<'_, T> {
         self.remove_worker(index)
     }
 
-    /// Whether all replicas in the minority had a flipped bit, and failed before they were found.
+    /// Whether replicas with a flipped bit that failed before they were found explain `mismatch`.
     pub(crate) fn is_explained_by_lost_workers(&self, mismatch: &Mismatch) -> bool {
-        let wrong = mismatch.minority().unwrap_or_default();
-        !wrong.is_empty() && wrong.iter().all(|replica| self.lost.contains(replica))
+        agree_without(&self.lost, mismatch)
     }
 
     /// Whether worker `index` still has a flipped bit.
@@ -324,5 +331,24 @@ impl<T: FaultHooks> Case<'_, T> {
             self.remove_worker(index)?;
         }
         Ok(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_replica_explains_its_own_fingerprint_alone() {
+        let posted = |fingerprints: &[(usize, u64)]| Mismatch {
+            position: 166,
+            fingerprints: fingerprints.to_vec(),
+        };
+        // Two replicas have no majority.
+        assert!(agree_without(&[1], &posted(&[(1, 7), (2, 8)])));
+        assert!(agree_without(&[1], &posted(&[(0, 8), (1, 7), (2, 8)])));
+        assert!(!agree_without(&[], &posted(&[(1, 7), (2, 8)])));
+        assert!(!agree_without(&[1], &posted(&[(0, 8), (2, 9)])));
+        assert!(!agree_without(&[1], &posted(&[(0, 8), (1, 7), (2, 9)])));
     }
 }

@@ -197,6 +197,11 @@ pub trait Device: Send {
         Ok(())
     }
 
+    /// Number of its queues, which a stack checks before any other call: 1 to 256. The default: 1.
+    fn queues(&self) -> usize {
+        1
+    }
+
     /// Divides the device into its two halves. One thread at a time may use each.
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>);
 
@@ -241,6 +246,10 @@ impl Device for Box<dyn Device> {
 
     fn check_address(&self, address: IpAddr) -> Result<(), DeviceError> {
         (**self).check_address(address)
+    }
+
+    fn queues(&self) -> usize {
+        (**self).queues()
     }
 
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {

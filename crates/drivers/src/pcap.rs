@@ -108,6 +108,10 @@ impl<D: Device, W: Write + Send + 'static> Device for Capture<D, W> {
         self.device.check_address(address)
     }
 
+    fn queues(&self) -> usize {
+        self.device.queues()
+    }
+
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
         let Self { device, file } = *self;
         let caps = device.capabilities();

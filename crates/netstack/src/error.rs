@@ -382,6 +382,13 @@ impl std::error::Error for StackError {
     }
 }
 
+/// Checks the number of queues of a device. A frame names its queue in 8 bits.
+pub(crate) fn check_queues(count: usize) -> Result<(), ConfigError> {
+    let allowed = "1 to 256";
+    let wrong = !(1..=256).contains(&count);
+    ConfigError::check(wrong.then_some(("queues of the device", count as u64, allowed)))
+}
+
 impl From<ConfigError> for StackError {
     fn from(error: ConfigError) -> Self {
         StackError::Config(error)

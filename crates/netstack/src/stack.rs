@@ -16,7 +16,7 @@ use dominoes::{ContextHandle, Mismatch, Snapshot};
 use dominoes_drivers::{Device, DeviceError};
 
 use crate::config::{Limits, TcpPolicy};
-use crate::error::{ConfigError, MembershipError, SocketError, StackError};
+use crate::error::{ConfigError, MembershipError, SocketError, StackError, check_queues};
 use crate::group::{GroupTuning, Layout, Primaries};
 use crate::io::record::Recorder;
 use crate::io::view::ConnectionStats;
@@ -525,6 +525,7 @@ impl Builder {
         let mut setups = Vec::new();
         let mut devices = Vec::new();
         for Attached { interface, device } in [first].into_iter().chain(self.others) {
+            check_queues(device.queues())?;
             let mut setup = Setup::of(interface.checked()?, secret);
             for (address, _) in setup.all_addresses() {
                 let checked = device.check_address(address);

@@ -5,8 +5,11 @@ use std::thread;
 
 use dominoes_drivers::memory::{self, MemoryConfig, MemoryDevice};
 use dominoes_netstack::group::{Layout, ReplicatedGroup};
+use dominoes_netstack::router::Router;
 use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::{Worker as _, single::Single};
+use dominoes_netstack::variants::groups::{self, INBOX};
+use dominoes_netstack::variants::pipelined::{Pipeline, PipelinedLayout};
+use dominoes_netstack::variants::{VariantKind, Worker as _, single::Single};
 use dominoes_netstack::{Stack, TcpStream};
 use dominoes_testkit::Rng;
 
@@ -208,5 +211,38 @@ fn threads_serve_the_queues_of_a_device_however_many_there_are() {
             }
         });
         server.compare().unwrap();
+    }
+}
+
+#[test]
+fn a_device_without_queues_or_with_too_many_is_refused() {
+    for count in [0, 257] {
+        let refused = |error: String| {
+            assert!(error.contains("queues"), "{error}");
+            assert!(error.contains(&count.to_string()), "{error}");
+        };
+        let device = || queues(count).0;
+        let stack = || Stack::builder("10.0.0.1/24");
+        for stack in [
+            stack().replicas(1),
+            stack().replicas(2),
+            stack().groups(2),
+            stack().variant(VariantKind::Pipelined),
+        ] {
+            refused(stack.start(device()).map(|_| ()).unwrap_err().to_string());
+        }
+        let router = Router::builder().interface("10.0.0.1/24", device());
+        refused(router.build().map(|_| ()).unwrap_err().to_string());
+        let [setup, divided, pipelined] = [(); 3].map(|()| setup(1));
+        refused(
+            Single::new(setup, Box::new(device()))
+                .map(|_| ())
+                .unwrap_err()
+                .to_string(),
+        );
+        let divided = groups::divide(divided, 2, Box::new(device()), INBOX);
+        refused(divided.map(|_| ()).unwrap_err().to_string());
+        let pipeline = Pipeline::new(pipelined, PipelinedLayout::default(), Box::new(device()));
+        refused(pipeline.map(|_| ()).unwrap_err().to_string());
     }
 }

@@ -127,6 +127,10 @@ impl<D: Device> Device for Impaired<D> {
         self.device.check_address(address)
     }
 
+    fn queues(&self) -> usize {
+        self.device.queues()
+    }
+
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
         let caps = self.capabilities();
         let (rx, tx) = Box::new(self.device).split();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dominoes_drivers::{Device, DeviceRx, DeviceTx, queues};
 
 use crate::config::Limits;
-use crate::error::{ConfigError, StackError};
+use crate::error::{ConfigError, StackError, check_queues};
 use crate::host::DhcpConfig;
 use crate::io::claim::Claimer;
 use crate::io::record::Recorder;
@@ -409,6 +409,7 @@ impl Setup {
         delivery_slots: usize,
         workers: usize,
     ) -> Result<Base, ConfigError> {
+        check_queues(device.queues())?;
         self.check_networks()?;
         self.check_ipv4()?;
         let ipv6 = self.take_ipv6();
@@ -453,6 +454,7 @@ impl Setup {
         // The first of several groups manages our addresses.
         let filter = device.address_filter().filter(|_| self.group.is_first());
         let (rx, tx): (Vec<_>, Vec<_>) = divide(device).into_iter().unzip();
+        check_queues(rx.len())?;
         let mut tx = queues::join_tx(tx);
         let slots = limits.tx_slots as usize;
         let preparer = (workers > 1).then(|| tx.preparer(slots)).flatten();

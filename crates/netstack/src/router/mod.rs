@@ -61,7 +61,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dominoes_drivers::{Capabilities, Device, DeviceError, DeviceWaker};
 
-use crate::error::{ConfigError, StackError};
+use crate::error::{ConfigError, StackError, check_queues};
 use crate::ip::rate_limit::Rate;
 use crate::ip::route::{AddressKind, Route, RouteTable, Site};
 use crate::keys::Keys;
@@ -153,6 +153,7 @@ impl RouterBuilder {
                     via: None,
                 },
             );
+            check_queues(device.queues())?;
             let (caps, mac) = (device.capabilities(), device.mac());
             let fixed_mac = caps.only_peer().map(Mac);
             let (rx, tx) = device.split();

@@ -19,7 +19,7 @@ use dominoes_drivers::Device;
 use dominoes_drivers::split::{SplitDevice, Target, split};
 
 use super::Setup;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, check_queues};
 use crate::groups::target;
 use crate::io::world::StackShared;
 use crate::keys::Keys;
@@ -47,6 +47,7 @@ pub fn divide(
     device: Box<dyn Device>,
     inbox: usize,
 ) -> Result<Vec<(Setup, SplitDevice)>, ConfigError> {
+    check_queues(device.queues())?;
     let (setups, classify) = divide_setup(setup, groups)?;
     let parts = split(device, groups, inbox, classify);
     Ok(setups.into_iter().zip(parts).collect())

@@ -10,7 +10,7 @@ use dominoes_drivers::split::{SplitDevice, split};
 
 use super::Setup;
 use super::groups::{MAX_GROUPS, divide_interface};
-use crate::error::ConfigError;
+use crate::error::{ConfigError, check_queues};
 use crate::io::world::StackShared;
 use crate::log::request::GroupIndex;
 
@@ -53,6 +53,7 @@ pub fn divide(
     let shared = Arc::new(StackShared::of(setups.len() as u16, count));
     let mut divided = Vec::new();
     for (setup, device) in setups.into_iter().zip(devices) {
+        check_queues(device.queues())?;
         let place = (divided.len() as u16, &shared);
         let (setups, classify) = divide_interface(setup, count, place);
         divided.extend(

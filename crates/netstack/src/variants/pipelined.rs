@@ -59,7 +59,7 @@ use dominoes_drivers::Device;
 use super::Setup;
 use super::groups::{Classify, divide_setup};
 use crate::drive::{ByHand, Handle};
-use crate::error::ConfigError;
+use crate::error::{ConfigError, check_queues};
 use crate::io::claim::Claimer;
 use crate::io::perform::Template;
 use crate::io::rx::Receiver;
@@ -204,6 +204,7 @@ impl Pipeline {
         device: Box<dyn Device>,
     ) -> Result<Pipeline, ConfigError> {
         ConfigError::check(layout.out_of_range())?;
+        check_queues(device.queues())?;
         let (caps, mac) = (device.capabilities(), device.mac());
         let filter = device.address_filter();
         let (rx, tx) = device.split();
