@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use arbitrary::{Arbitrary, Unstructured};
 use dominoes::{
     BatchError, BatchWriter, Batches, BegunBatch, Inactive, Log, NoBatch, Publisher, ReadBatch,
-    Subscription, TryPublishError, WorkState, Verdicts, batches, channel_with_slots,
+    Subscription, TryPublishError, Verdicts, WorkState, batches, channel_with_slots,
 };
 
 use crate::input::{Input, assert_overflow_panics};
