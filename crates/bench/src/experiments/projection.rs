@@ -129,6 +129,8 @@ struct Case {
     costs: Costs,
     /// Why its costs may be wrong, if the machine was disturbed.
     disturbed: Option<&'static str>,
+    /// By how much payload takes longer while two cores work on it here.
+    two_at_once: f64,
     checks: Vec<Check>,
 }
 
@@ -245,19 +247,20 @@ fn case(asked: Asked, kinds: Vec<Kind>, panel: Option<&PanelResult>) -> Result<C
         workload,
         costs,
         disturbed,
+        two_at_once: 1.0,
         checks: Vec::new(),
     };
     let Some(panel) = panel else { return Ok(case) };
+    if panel.rows.iter().any(|row| row.cores == 2) {
+        case.two_at_once = counts::two_at_once(direction, &workload)?;
+    }
     let lines: Vec<f64> = panel.line_transfer_ns.iter().flatten().copied().collect();
     let here = Conditions {
         line_ns: lines.iter().sum::<f64>() / lines.len().max(1) as f64,
         domains: 1,
         bytes_per_ns: f64::INFINITY,
         peer_holds: true,
-        two_at_once: match panel.rows.iter().any(|row| row.cores == 2) {
-            true => counts::two_at_once(direction, &workload)?,
-            false => 1.0,
-        },
+        two_at_once: case.two_at_once,
     };
     for row in &panel.rows {
         let kind = Kind::ALL

@@ -167,20 +167,26 @@ pub(crate) fn ring_bytes(workers: usize) -> u32 {
 }
 
 /// By how much the kernels of two cores take longer at the same time than one core's alone: what
-/// both share in addition to cache lines.
+/// both share in addition to cache lines. As in the rows, each of the two has half of the frames
+/// that one alone has: with as many for each, both would have half of the shared cache.
 pub(crate) fn two_at_once(direction: Direction, workload: &Workload) -> Result<f64, String> {
     const REPEATED: usize = 5;
     if topology::cores().len() < 2 {
         return Ok(1.0);
     }
-    let mut rows = Vec::new();
-    for _ in 0..2 {
-        rows.push(limit::row(direction, workload, 1)?);
-    }
+    let half = Workload {
+        pool_bytes: workload.pool_bytes / 2,
+        ..*workload
+    };
+    let mut whole = [limit::row(direction, workload, 1)?];
+    let mut halves = [
+        limit::row(direction, &half, 1)?,
+        limit::row(direction, &half, 1)?,
+    ];
     let mut factors = Vec::new();
     for _ in 0..REPEATED {
-        let alone = rates(&mut rows[..1])[0];
-        let both = rates(&mut rows);
+        let alone = rates(&mut whole)[0];
+        let both = rates(&mut halves);
         factors.push(alone / (both.iter().sum::<f64>() / both.len() as f64));
     }
     Ok(median(factors.into_iter()).max(1.0))

@@ -343,6 +343,18 @@ mod tests {
         fs::remove_file(&path).unwrap();
     }
 
+    #[test]
+    fn nothing_that_a_figure_is_judged_by_is_missing_from_the_stored_run() {
+        let stored = stored();
+        for (name, figure) in figures() {
+            let section = stored.sections.get(name);
+            for check in &figure.checks {
+                let is_there = section.is_some_and(|s| s.measures.contains_key(&check.measure));
+                assert!(is_there, "measure again: {name}, {}", check.measure);
+            }
+        }
+    }
+
     /// Compares, or writes with `UPDATE_README=1 cargo test -p dominoes-bench --lib stored`.
     #[test]
     fn outcomes_in_the_readme_are_those_of_the_stored_run() {

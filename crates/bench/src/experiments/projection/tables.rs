@@ -73,8 +73,8 @@ pub(super) fn measured_costs(cases: &[Case]) -> Table {
         let [line, large] = [costs.requests, costs.large_ring];
         table.note(format!(
             "{}: {line:.4} requests a segment, payload {large:.2} times as long with a ring of 8 MB, \
-             {:.1} ns of a claim are the simulated peer's",
-            case.name, costs.device.each
+             {:.2} times while two cores work, {:.1} ns of a claim are the simulated peer's",
+            case.name, case.two_at_once, costs.device.each
         ));
     }
     table
