@@ -261,11 +261,11 @@ mod tests {
         ("iperf3, receive", "`iperf3`, we receive"),
         ("iperf3, send", "`iperf3`, we send"),
         ("wrk-1000, send", "`wrk`, 1000 connections (Linux: nginx)"),
-        ("search, receive", "`iperf3`, a search for 100 strings"),
         (
-            "ingest, receive",
-            "`curl -T` to `ingest`: BLAKE3 and a search",
+            "search, receive",
+            "`iperf3`, we receive and search for 100 strings",
         ),
+        ("ingest, receive", "`curl -T`, we hash (BLAKE3) and search"),
     ];
     const ROOT_HEAD: &str = "\
         | client | Linux | 1 replica | default |\n\
