@@ -12,7 +12,7 @@
 //! | `--device packet,tap,xdp` | how our stack reaches the client | all |
 //! | `--load NAME,...` | the rows, see below | the usual ones of the device |
 //! | `--way receive,send` | which way the bytes go, seen from the server; for `iperf3` | both |
-//! | `--frames large,small` | up to 64 KB, or no longer than the MTU: TSO and GSO off at both ends | both; large alone for `xdp` |
+//! | `--frames large,small` | up to 64 KB, or no longer than the MTU: TSO and GSO off at both ends | both |
 //! | `--rounds N`, `--seconds N` | rounds of all servers in turn, and how long a client runs | 5, 2 |
 //! | `--quick` | one round of one second, `packet` and large frames only | |
 //! | `--starts` | instead: ten starts of `services` in a row | |
@@ -52,7 +52,10 @@
 //! times in all. A ratio of samples with different distances counts as disturbed.
 //!
 //! AF_XDP does not say which checksums the peer left unfinished, so there the peer computes them
-//! (`ethtool -K veth0 tx off`), as the example asks for.
+//! (`ethtool -K veth0 tx off`), as the example asks for. That turns TSO off, so `large` allows GSO
+//! alone there.
+//!
+//! The server of an upload must answer the digest that `b3sum` computes.
 
 #[cfg(target_os = "linux")]
 mod run {
@@ -153,10 +156,9 @@ mod run {
         fn usual(device: Device, frames: Frames) -> &'static [Load] {
             match (device, frames) {
                 (Device::Packet, Frames::Large) => &Load::ALL,
-                (Device::Packet, Frames::Small) => &[Load::Iperf, Load::Curl, Load::Wrk],
-                (Device::Tap, _) => &[Load::Iperf],
-                (Device::Xdp, Frames::Large) => &[Load::Iperf, Load::Curl],
-                (Device::Xdp, Frames::Small) => &[],
+                (Device::Packet, Frames::Small) => &[Load::Iperf, Load::V6, Load::Curl, Load::Wrk],
+                (Device::Xdp, Frames::Large) => &[Load::Iperf, Load::V6, Load::Curl],
+                (Device::Tap, _) | (Device::Xdp, Frames::Small) => &[Load::Iperf, Load::V6],
             }
         }
     }
@@ -271,11 +273,11 @@ mod run {
     fn run(arguments: lexopt::Parser) -> Outcome<()> {
         let mut options = options(arguments)?;
         let programs = [
-            "ip", "ethtool", "iperf3", "curl", "wrk", "nginx", "openssl", "cc",
+            "ip", "ethtool", "iperf3", "curl", "wrk", "nginx", "openssl", "b3sum", "cc",
         ];
         let needs = "CAP_NET_ADMIN and CAP_SYS_ADMIN), `ip`, `ethtool`, `iperf3`, `curl`, `wrk`, \
-                     `nginx`, `openssl` and a C compiler";
-        let packages = "iproute2 ethtool iperf3 curl wrk nginx-light openssl gcc";
+                     `nginx`, `openssl`, `b3sum` and a C compiler";
+        let packages = "iproute2 ethtool iperf3 curl wrk nginx-light openssl b3sum gcc";
         if !targets::can_run("field", namespaces::can_run(&programs), needs, packages) {
             return Ok(());
         }
@@ -292,11 +294,9 @@ mod run {
             for &frames in &options.frames {
                 let usual = Load::usual(device, frames);
                 let loads = options.loads.as_deref().unwrap_or(usual);
-                if !loads.is_empty() && !usual.is_empty() {
-                    field.frames(device, frames)?;
-                    let table = field.measure(device, frames, loads, &mut run)?;
-                    run.add(table)?;
-                }
+                field.frames(device, frames)?;
+                let table = field.measure(device, frames, loads, &mut run)?;
+                run.add(table)?;
             }
         }
         if options.routers || options.loads.is_none() {
@@ -345,6 +345,8 @@ mod run {
         near: Namespace,
         far: Namespace,
         folder: Folder,
+        /// Of the file that clients send.
+        digest: String,
     }
 
     /// A folder that goes when its owner does.
@@ -373,6 +375,9 @@ mod run {
             fs::write(folder.path("bytes/100"), [b'x'; 100])?;
             // Without blocks, so that reading it costs a copy.
             File::create(folder.path("upload"))?.set_len(UPLOADED * options.seconds)?;
+            let output = Command::new("b3sum").arg(folder.path("upload")).output()?;
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            let digest = said.split_once(' ').ok_or("no digest")?.0.to_owned();
             fs::write(folder.path("count.c"), COUNT)?;
             let [from, to] = ["count.c", "count"].map(|name| folder.path(name));
             namespaces::run(Command::new("cc").args(["-O2", "-o", &to, &from]))?;
@@ -417,12 +422,16 @@ mod run {
                 namespace.ip(&format!("link set {interface} up"))?;
             }
             near.ip("link set veth0 up")?;
-            far.ip("neigh add 10.77.0.9 lladdr 02:00:00:00:00:09 dev tap0")?;
+            for nobody in ["10.77.0.9", "fd00:77::9"] {
+                let them = format!("{nobody} lladdr 02:00:00:00:00:09 dev tap0");
+                far.ip(&format!("neigh add {them}"))?;
+            }
             Ok(Field {
                 options,
                 near,
                 far,
                 folder,
+                digest,
             })
         }
 
@@ -515,13 +524,17 @@ mod run {
         }
 
         /// Counts the frames of a TAP.
-        fn count(&self, frames: Frames) -> Outcome<Sample> {
+        fn count(&self, row: Row) -> Outcome<Sample> {
             let seconds = self.options.seconds.to_string();
             let (control, before, work) = (control(), Distance::now(), machine_nanos());
             let program = self.folder.path("count");
+            let nobody = match row.load {
+                Load::V6 => "fd00:77::9",
+                _ => "10.77.0.9",
+            };
             let mut command = self.far.command(&program);
             let output = command
-                .args(["tap0", "10.77.0.9", &seconds, frames.name()])
+                .args(["tap0", nobody, &seconds, row.frames.name()])
                 .output()?;
             let work = machine_nanos() - work;
             let said = String::from_utf8_lossy(&output.stdout);
@@ -545,10 +558,10 @@ mod run {
         /// Runs a client and returns its result.
         fn sample(&self, row: Row, server: Server) -> Outcome<Sample> {
             let Row { load, way, .. } = row;
-            if (row.device, load, way, server)
-                == (Device::Tap, Load::Iperf, Way::Receive, Server::Linux)
+            if (row.device, way, server) == (Device::Tap, Way::Receive, Server::Linux)
+                && matches!(load, Load::Iperf | Load::V6)
             {
-                return self.count(row.frames);
+                return self.count(row);
             }
             // Where a proxy gets its bytes.
             let _behind = match load {
@@ -650,7 +663,8 @@ mod run {
             if output.status.code() == Some(124) {
                 return Err(format!("{what}: {program} did not end within {bound} s").into());
             }
-            if !output.status.success() || rate <= 0.0 {
+            let is_right = load != Load::Ingest || said.starts_with(&self.digest);
+            if !output.status.success() || rate <= 0.0 || !is_right {
                 let complaint = String::from_utf8_lossy(&output.stderr);
                 return Err(format!("{what}: {} {said}", complaint.trim()).into());
             }

@@ -24,6 +24,7 @@
 #define DATAGRAMS 44
 // USO4 and USO6.
 #define USO 0x60
+// Of a frame with IPv4.
 #define HEADERS (10 + 14 + 20 + 8)
 
 static double now(void) {
@@ -39,10 +40,13 @@ static void fail(const char *what) {
 
 static void send_all(const char *address, int large) {
   static char bytes[DATAGRAM * DATAGRAMS];
-  struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(9)};
-  int out = socket(AF_INET, SOCK_DGRAM, 0), size = DATAGRAM;
-  inet_pton(AF_INET, address, &to.sin_addr);
-  if (out < 0 || connect(out, (struct sockaddr *)&to, sizeof to)) fail("socket");
+  struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons(9)};
+  struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons(9)};
+  int is_v4 = inet_pton(AF_INET, address, &v4.sin_addr), size = DATAGRAM;
+  int out = socket(is_v4 ? AF_INET : AF_INET6, SOCK_DGRAM, 0);
+  struct sockaddr *to = is_v4 ? (struct sockaddr *)&v4 : (struct sockaddr *)&v6;
+  inet_pton(AF_INET6, address, &v6.sin6_addr);
+  if (out < 0 || connect(out, to, is_v4 ? sizeof v4 : sizeof v6)) fail("socket");
   if (large && setsockopt(out, 17, 103, &size, sizeof size)) fail("UDP_SEGMENT");
   for (;;) send(out, bytes, large ? sizeof bytes : DATAGRAM, 0);
 }
@@ -50,6 +54,7 @@ static void send_all(const char *address, int large) {
 int main(int argc, char **argv) {
   static char frame[1 << 17];
   if (argc != 5) return 2;
+  int headers = HEADERS + (strchr(argv[2], ':') ? 20 : 0);
   int large = !strcmp(argv[4], "large"), tap = open("/dev/net/tun", O_RDWR | O_NONBLOCK);
   struct ifreq request = {.ifr_flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR};
   strncpy(request.ifr_name, argv[1], IFNAMSIZ - 1);
@@ -74,9 +79,9 @@ int main(int argc, char **argv) {
         break;
       }
       // Neighbour discovery is not counted.
-      if (len < HEADERS + DATAGRAM) continue;
+      if (len < headers + DATAGRAM) continue;
       if (!begin) begin = now();
-      bytes += len - HEADERS;
+      bytes += len - headers;
     }
     if (begin) passed = now() - begin;
   }
