@@ -404,7 +404,7 @@ impl<T, C> Drop for CoreGuard<'_, T, C> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::{hint::spin_loop, thread};
