@@ -25,6 +25,10 @@ pub(crate) trait Driven: Send + Sync {
     fn end_wait(&self);
 }
 
+/// Payload of full frames: threads that write so much to one connection leave the driving to
+/// others. Those that answer many small requests do more if they drive.
+pub(crate) const FULL: u64 = 1_000;
+
 /// The end of a wait.
 pub(crate) struct Wait<'a> {
     /// Notified of news, which may come from threads that do not drive. `None`: such threads wake
@@ -34,9 +38,10 @@ pub(crate) struct Wait<'a> {
     pub(crate) until: Option<time::Instant>,
     /// Ends the wait when it is readable.
     pub(crate) beside: Option<Beside<'a>>,
-    /// Whether the thread leaves the driving to the worker's own thread if the stack has no pause:
-    /// it works on the bytes that it waits for, so two cores do more.
-    pub(crate) leaves: bool,
+    /// Whether the thread leaves the driving to the worker's own thread if the stack has no pause
+    /// and builds frames with so many bytes of payload on average: it works on the bytes that it
+    /// waits for, so two cores do more.
+    pub(crate) leaves: Option<u64>,
     /// Whether the thread need not wait any more.
     pub(crate) is_over: &'a mut dyn FnMut() -> bool,
 }

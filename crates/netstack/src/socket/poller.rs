@@ -92,6 +92,7 @@ use dominoes_drivers::{Descriptors, EventFd};
 
 use self::registration::{Collected, Recipient, Registration};
 use super::WaitUntil;
+use crate::io::driven::FULL;
 use crate::io::world::World;
 
 pub(crate) use self::held::hold_wakeups;
@@ -317,7 +318,7 @@ impl Poller {
             let mut is_over = || shared.has_news() || shared.beside().is_some() != beside.is_some();
             let world = world.as_deref();
             if world.is_some_and(|world| {
-                until.drive(world, Some(&shared.event), beside, false, &mut is_over)
+                until.drive(world, Some(&shared.event), beside, Some(FULL), &mut is_over)
             }) {
                 continue;
             }

@@ -128,7 +128,7 @@ impl WaitUntil {
     /// Waits until `is_over`, the time is over, or there may be news, of which `event` is notified.
     /// This thread drives the stack meanwhile, if it can. The caller has seen that time is left.
     pub(super) fn wait(self, world: &World, event: &EventCount, is_over: &mut dyn FnMut() -> bool) {
-        if self.drive(world, Some(event), None, true, is_over) {
+        if self.drive(world, Some(event), None, Some(0), is_over) {
             return;
         }
         let _waits = world.wait_without();
@@ -147,7 +147,7 @@ impl WaitUntil {
         world: &World,
         event: Option<&EventCount>,
         beside: Option<Beside<'_>>,
-        leaves: bool,
+        leaves: Option<u64>,
         is_over: &mut dyn FnMut() -> bool,
     ) -> bool {
         let until = match self {
@@ -187,7 +187,7 @@ impl WaitUntil {
                 done.is_some()
             };
             // Threads that change the table wake the pump, or drive.
-            let drove = self.drive(world, None, None, false, &mut is_over);
+            let drove = self.drive(world, None, None, None, &mut is_over);
             if let Some(done) = done {
                 return done;
             }

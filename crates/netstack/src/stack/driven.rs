@@ -17,7 +17,7 @@ use dominoes_drivers::wait_beside;
 use super::Clock;
 use super::handover::Handover;
 use super::threads::WorkerDomain;
-use crate::io::driven::{Driven, Wait};
+use crate::io::driven::{Driven, FULL, Wait};
 use crate::io::sleep::now;
 use crate::io::world::World;
 use crate::time::Instant;
@@ -105,9 +105,7 @@ impl Driven for DrivenWorker {
             return false;
         };
         let is_over = held.drive(wait);
-        let has_pause = held.has_slept || !wait.leaves;
-        drop(held);
-        self.handover.note_pause(has_pause, self.clock.now());
+        held.end(wait.leaves);
         is_over
     }
 
@@ -120,6 +118,7 @@ impl Driven for DrivenWorker {
                 has_slept: false,
             };
             held.turn();
+            held.end(Some(FULL));
         }
     }
 
@@ -153,6 +152,17 @@ impl Held<'_> {
             self.worker = None;
             Turn::Finished
         })
+    }
+
+    /// Returns the worker after a wait that `leaves` the driving to others if that pays.
+    fn end(self, leaves: Option<u64>) {
+        let Some(done) = self.worker.as_ref().map(|worker| worker.done()) else {
+            return;
+        };
+        let least = leaves.filter(|_| !self.has_slept);
+        let driven = self.driven;
+        drop(self);
+        driven.handover.note_wait(least, done, driven.clock.now());
     }
 
     fn drive(&mut self, wait: &mut Wait<'_>) -> bool {

@@ -10,7 +10,11 @@
 //! - *Several threads* that wait at a time cannot all drive: the deputy alone drives for
 //!   [`CONTENDED`]. It also does while one thread waits that could not take the worker.
 //! - *A thread that works on the bytes* of a stream would do its work and the stack's one after
-//!   the other. If the stack had no pause in [`BUSY`] waits, the deputy drives for [`CONTENDED`].
+//!   the other. If the stack had no pause in [`BUSY`] waits, the deputy drives for [`CONTENDED`];
+//!   while a thread waits for many sockets, only if the stack also filled its frames. Whether two
+//!   threads move more bytes per second depends on the work and on how far apart their cores are,
+//!   so that is measured. Each time it helps, the deputy drives for longer; each time it does not,
+//!   the next attempt comes later.
 
 use core::sync::atomic::Ordering;
 
@@ -28,6 +32,15 @@ const AWAY: Duration = Duration::from_millis(2);
 const CONTENDED: Duration = Duration::from_millis(100);
 /// After so many waits of a thread in which the stack had no pause, the deputy drives.
 const BUSY: usize = 16;
+/// The shortest time over which the bytes are counted before the deputy drives.
+const WINDOW: Duration = Duration::from_millis(20);
+/// After this time they are counted anew.
+const LONGEST_WINDOW: Duration = Duration::from_millis(100);
+/// The part by which the stack must move more bytes per second with the deputy.
+const MARGIN: u64 = 32;
+/// The longest time that the deputy drives after a success, and then half of the longest time to
+/// the next attempt after a failure.
+const LONGEST: Duration = Duration::from_millis(800);
 /// How long a thread waits for the deputy to return the worker.
 const PATIENCE: Duration = Duration::from_millis(5);
 
@@ -53,6 +66,88 @@ pub(super) enum Due<W> {
     End,
 }
 
+/// What the stack has done so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Done {
+    /// The frames that it built.
+    pub(super) frames: u64,
+    /// Bytes of payload in these frames.
+    pub(super) sent: u64,
+    /// Bytes of payload that it delivered.
+    pub(super) received: u64,
+}
+
+/// Finds out whether the stack does more if the deputy drives.
+#[derive(Debug)]
+struct Trial {
+    /// How many waits in a row had no pause.
+    busy: usize,
+    /// Begin of the measurement, and the counts then.
+    from: (Instant, Done),
+    /// While the deputy drives: the bytes per second before.
+    before: Option<u64>,
+    /// How long the deputy drives the next time.
+    drives: Duration,
+    /// The time from the next failure to the attempt after it.
+    pause: Duration,
+    not_before: Instant,
+}
+
+impl Trial {
+    fn new() -> Trial {
+        Trial {
+            busy: 0,
+            from: (Instant::ZERO, Done::default()),
+            before: None,
+            drives: CONTENDED,
+            pause: CONTENDED,
+            not_before: Instant::ZERO,
+        }
+    }
+
+    /// Notes the end of a wait. If the stack was busy throughout, `least` is the mean payload of a
+    /// frame from which on the deputy should drive. Returns until when it drives, if it does.
+    fn note(&mut self, least: Option<u64>, done: Done, now: Instant) -> Option<Instant> {
+        let (began, then) = self.from;
+        let took = now.since(began);
+        let sent = done.sent.saturating_sub(then.sent);
+        let rate = || {
+            let bytes = sent + done.received.saturating_sub(then.received);
+            bytes.saturating_mul(1_000_000) / (took.as_nanos() / 1_000).max(1)
+        };
+        self.busy = least.map_or(0, |_| self.busy + 1);
+        if let Some(before) = self.before.take() {
+            // Else the application did something else meanwhile.
+            if took < self.drives + WINDOW {
+                self.judge(rate() > before + before / MARGIN, now);
+            }
+            self.busy = 0;
+            self.from = (now, done);
+        } else if took > LONGEST_WINDOW || now < self.not_before {
+            self.from = (now, done);
+        } else if self.busy >= BUSY && took >= WINDOW {
+            self.busy = 0;
+            self.from = (now, done);
+            let frames = done.frames.saturating_sub(then.frames).max(1);
+            least.filter(|least| sent >= least * frames)?;
+            self.before = Some(rate());
+            return Some(now + self.drives);
+        }
+        None
+    }
+
+    fn judge(&mut self, helps: bool, now: Instant) {
+        if helps {
+            self.drives = self.drives.times(2).min(LONGEST);
+            self.pause = CONTENDED;
+        } else {
+            self.drives = CONTENDED;
+            self.pause = self.pause.times(2).min(LONGEST.times(2));
+            self.not_before = now + self.pause;
+        }
+    }
+}
+
 /// A worker, and the thread that has it.
 #[derive(Debug)]
 pub(super) struct Handover<W> {
@@ -73,8 +168,7 @@ struct Place<W> {
     /// How many threads wait without driving.
     waiting: usize,
     contended_until: Instant,
-    /// How many waits in a row had no pause.
-    busy: usize,
+    trial: Trial,
     /// How many threads wait for the deputy to return the worker.
     takers: usize,
     /// Whether the deputy sleeps until the worker is returned.
@@ -100,7 +194,7 @@ impl<W> Handover<W> {
                 returned_at: Instant::ZERO,
                 waiting: 0,
                 contended_until: Instant::ZERO,
-                busy: 0,
+                trial: Trial::new(),
                 takers: 0,
                 deputy_sleeps: false,
                 is_ending: false,
@@ -220,13 +314,11 @@ impl<W> Handover<W> {
         unused
     }
 
-    /// Notes whether the stack had a pause while a thread that waits had the worker.
-    pub(super) fn note_pause(&self, has_pause: bool, now: Instant) {
+    /// Notes the end of a wait of a thread that had the worker, as [`Trial::note`].
+    pub(super) fn note_wait(&self, least: Option<u64>, done: Done, now: Instant) {
         let mut place = self.place();
-        place.busy = if has_pause { 0 } else { place.busy + 1 };
-        if place.busy >= BUSY {
-            place.busy = 0;
-            place.contended_until = now + CONTENDED;
+        if let Some(until) = place.trial.note(least, done, now) {
+            place.contended_until = until;
             drop(place);
             self.returned.notify_all();
         }
@@ -393,24 +485,135 @@ mod tests {
         assert_eq!(handover.take_unused(at(100_010)), Some(7));
     }
 
+    /// A thread that waits without a pause, and what the stack moves meanwhile.
+    struct Busy {
+        handover: Handover<u8>,
+        micros: u64,
+        done: Done,
+        /// Bytes of payload of a frame that it sends, and of one that it receives.
+        frame: (u64, u64),
+        least: u64,
+    }
+
+    impl Busy {
+        fn new(least: u64, frame: (u64, u64)) -> Busy {
+            Busy {
+                handover: unused(),
+                micros: 0,
+                done: Done::default(),
+                frame,
+                least,
+            }
+        }
+
+        /// Lets the stack move `frames` frames, and then waits for once.
+        fn wait(&mut self, micros: u64, frames: u64) {
+            self.micros += micros;
+            self.done.frames += frames;
+            self.done.sent += frames * self.frame.0;
+            self.done.received += frames * self.frame.1;
+            let now = at(self.micros);
+            let worker = self.handover.take_unused(now).expect("nobody has it");
+            assert_eq!(self.handover.put(worker, now), None);
+            (self.handover).note_wait(Some(self.least), self.done, now);
+        }
+
+        /// Waits until the deputy drives, and returns how long that took.
+        fn until_deputy(&mut self) -> u64 {
+            let begin = self.micros;
+            while self.micros < begin + 5_000_000 {
+                self.wait(1_000, 10);
+                if due(&self.handover, self.micros) == Due::Drive(7) {
+                    return self.micros - begin;
+                }
+            }
+            panic!("the deputy does not drive");
+        }
+
+        /// Lets the deputy move `frames` frames per millisecond. Returns the microseconds it drives.
+        fn deputy(&mut self, frames: u64) -> u64 {
+            let mut place = self.handover.place();
+            let drives = place.contended_until.since(at(self.micros)).as_nanos() / 1_000;
+            (place.holder, place.worker) = (Holder::Nobody, Some(7));
+            drop(place);
+            self.wait(drives, frames * drives / 1_000);
+            drives
+        }
+    }
+
     #[test]
     fn a_thread_that_works_beside_a_busy_stack_leaves_it_to_the_deputy() {
-        let handover = unused();
-        let wait_once = |has_pause| {
-            let worker = handover.take_unused(at(10)).unwrap();
-            assert_eq!(handover.put(worker, at(10)), None);
-            handover.note_pause(has_pause, at(10));
-        };
-        (1..BUSY).for_each(|_| wait_once(false));
-        wait_once(true);
-        (1..BUSY).for_each(|_| wait_once(false));
-        assert_eq!(due(&handover, 10), wait(2_000));
-        wait_once(false);
-        assert_eq!(handover.take_unused(at(10)), None);
-        assert_eq!(due(&handover, 10), Due::Drive(7));
-        handover.put(7, at(100_009));
-        assert_eq!(handover.take_unused(at(100_009)), None);
-        assert_eq!(handover.take_unused(at(100_010)), Some(7));
+        for frame in [(0, 1), (1_448, 0)] {
+            let mut thread = Busy::new(0, frame);
+            (1..BUSY).for_each(|_| thread.wait(2_000, 20));
+            let now = at(thread.micros);
+            (thread.handover).note_wait(None, thread.done, now);
+            (1..BUSY).for_each(|_| thread.wait(2_000, 20));
+            assert_eq!(due(&thread.handover, thread.micros), wait(2_000));
+            thread.wait(2_000, 20);
+            assert_eq!(thread.handover.take_unused(at(thread.micros)), None);
+            assert_eq!(due(&thread.handover, thread.micros), Due::Drive(7));
+            let back = thread.micros + 100_000;
+            thread.handover.put(7, at(back - 1));
+            assert_eq!(thread.handover.take_unused(at(back - 1)), None);
+            assert_eq!(thread.handover.take_unused(at(back)), Some(7));
+        }
+    }
+
+    #[test]
+    fn pauses_of_the_stack_do_not_make_the_measurement_longer() {
+        let mut thread = Busy::new(0, (0, 1));
+        for _ in 0..2 {
+            (0..BUSY).for_each(|_| thread.wait(500, 5));
+            let now = at(thread.micros);
+            (thread.handover).note_wait(None, thread.done, now);
+        }
+        (0..BUSY).for_each(|_| thread.wait(500, 5));
+        assert_eq!(due(&thread.handover, thread.micros), Due::Drive(7));
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_many_sockets_leaves_a_busy_stack_if_frames_are_full() {
+        let mut thread = Busy::new(1_000, (231, 0));
+        (0..100).for_each(|_| thread.wait(1_000, 10));
+        assert_eq!(due(&thread.handover, thread.micros), wait(2_000));
+        thread.frame = (1_448, 0);
+        thread.until_deputy();
+    }
+
+    #[test]
+    fn the_deputy_drives_for_longer_while_that_moves_more_bytes() {
+        for (least, frame) in [(1_000, (1_448, 0)), (0, (0, 1_448))] {
+            let mut thread = Busy::new(least, frame);
+            for drives in [100_000, 200_000, 400_000, 800_000, 800_000] {
+                assert!(thread.until_deputy() < 25_000);
+                assert_eq!(thread.deputy(11), drives);
+            }
+        }
+    }
+
+    #[test]
+    fn the_deputy_drives_less_often_while_that_moves_no_more_bytes() {
+        let mut thread = Busy::new(1_000, (1_448, 0));
+        let mut pauses = [0; 6];
+        for pause in &mut pauses {
+            *pause = thread.until_deputy() / 100_000;
+            assert_eq!(thread.deputy(10), 100_000);
+        }
+        assert_eq!(pauses, [0, 2, 4, 8, 16, 16]);
+        // Once it helps, the next attempt comes soon.
+        thread.until_deputy();
+        thread.deputy(11);
+        assert!(thread.until_deputy() < 25_000);
+    }
+
+    #[test]
+    fn an_attempt_during_which_the_application_did_something_else_says_nothing() {
+        let mut thread = Busy::new(1_000, (1_448, 0));
+        thread.until_deputy();
+        thread.micros += 500_000;
+        thread.deputy(0);
+        assert!(thread.until_deputy() < 25_000);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use dominoes::{Context, ContextHandle, Domain, Meter, Turn};
 use super::Clock;
 use super::core_clock::CoreClock;
 use super::driven::DrivenWorker;
+use super::handover::Done;
 use crate::error::{ConfigError, StackError};
 use crate::io::sleep::RECHECK;
 use crate::io::view::Gauge;
@@ -235,6 +236,19 @@ impl WorkerDomain {
             return false;
         }
         matches!(&self.occupant, Occupant::Worker(worker) if worker.is_alone())
+    }
+
+    /// What its worker has done.
+    pub(super) fn done(&self) -> Done {
+        let Occupant::Worker(worker) = &self.occupant else {
+            return Done::default();
+        };
+        let effects = worker.stats().effects;
+        Done {
+            frames: effects.frames,
+            sent: effects.sent_bytes,
+            received: effects.delivered_bytes,
+        }
     }
 
     /// Sleeps in the device until there may be work, or until the stack has the age `until`. `now`

@@ -6,7 +6,7 @@ use std::time::Instant;
 use dominoes::Watch;
 
 use super::source::{Source, Target};
-use crate::io::driven::{Driven, Wait};
+use crate::io::driven::{Driven, FULL, Wait};
 use crate::socket::Sockets;
 
 pub use crate::io::driven::Waits;
@@ -96,7 +96,7 @@ impl Driver {
             event: None,
             until,
             beside: None,
-            leaves: false,
+            leaves: Some(FULL),
             is_over,
         };
         self.0.upgrade().is_some_and(|it| it.drive(&mut wait))
