@@ -2,7 +2,7 @@
 
 use super::{Clock, Experiment, ROW, sampled, verified};
 use crate::drivers::Direction;
-use crate::drivers::shares::ShareLog;
+use crate::drivers::shares::{ShareLog, ShareSample};
 use crate::lineup::{Entry, Wanted};
 use crate::paper::Measure;
 use crate::record::text::{conditions, known, nanoseconds};
@@ -63,7 +63,7 @@ fn tables(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec
         for sample in &samples {
             ends.push(ends.last().copied().unwrap_or(0.0) + sample.ms);
         }
-        let (mut lines, mut least) = (Vec::new(), None::<Spread>);
+        let mut lines = Vec::new();
         for replica in 0..entry.cores {
             let shares: Vec<f64> = samples.iter().map(|sample| sample.share[replica]).collect();
             let extreme = |of: fn(f64, f64) -> f64| shares.iter().copied().fold(f64::NAN, of);
@@ -73,17 +73,12 @@ fn tables(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec
                 known(extreme(f64::min), 3),
                 known(extreme(f64::max), 3),
             ]);
-            if let Some(share) = Spread::of(shares.iter().copied()) {
-                let share = share.times(100.0);
-                least = least
-                    .filter(|least| least.median <= share.median)
-                    .or(Some(share));
-            }
             let percent = shares.iter().map(|share| 100.0 * share);
             let points = ends.iter().copied().zip(percent);
             lines.push((format!("replica {replica}"), points.collect()));
         }
-        if let Some(least) = least {
+        let least = |sample: &ShareSample| 100.0 * sample.share.iter().copied().fold(1.0, f64::min);
+        if let Some(least) = Spread::of(samples.iter().map(least)) {
             let measure = Measure::of(least, samples.len());
             table.measure(format!("{name}: least share"), measure);
         }
