@@ -183,24 +183,15 @@ impl<T: FaultHooks> Executor<'_, T> {
             (self.cursor.number, self.cursor.frame) = (number, 0);
             let before = self.stats.frames;
             let most = frames_end.saturating_sub(before) as u32;
-            let count = match effect {
-                Effect::Transmit(transmit) => {
-                    self.build_own_frames(applied, transmit, most)?;
-                    transmit.count
+            let Some((_, count)) = effect.frames() else {
+                match self.begin_piece(applied, number) {
+                    Ok(()) => self.execute(applied, effect),
+                    Err(WorkState::Done) => {}
+                    Err(_) => return Err(Step::Blocked),
                 }
-                Effect::Send(send) => {
-                    self.build_own_frames(applied, send, most)?;
-                    send.count
-                }
-                effect => {
-                    match self.begin_piece(applied, number) {
-                        Ok(()) => self.execute(applied, effect),
-                        Err(WorkState::Done) => {}
-                        Err(_) => return Err(Step::Blocked),
-                    }
-                    continue;
-                }
+                continue;
             };
+            self.build_own_frames(applied, effect, most)?;
             if self.stats.frames - before < u64::from(count) {
                 done = Step::Passed;
             }

@@ -14,102 +14,11 @@ use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, ReplicatedShared};
 use crate::io::perform;
 use crate::io::perform::Template;
-use crate::io::tx::{BegunFrames, Owner};
-use crate::io::world::{Wakes, World};
+use crate::io::tx::Owner;
+use crate::io::world::Wakes;
 use crate::io::{BatchRuns, FrameRecycler};
-use crate::log::effect::{Effect, SendDatagrams, Transmit};
+use crate::log::effect::Effect;
 use crate::stats::EffectStats;
-
-/// Numbered frames that an effect asks for.
-pub(crate) trait NumberedFrames {
-    /// Whether frames of one chunk can be built together: all of them, or none if that unwinds.
-    const TOGETHER: bool;
-    /// Number of the first frame.
-    fn first(&self) -> u64;
-    /// How many frames there are.
-    fn count(&self) -> u32;
-    /// Builds those that the caller has begun, the first of which is frame `from`. Calls `before`
-    /// before each.
-    fn build(
-        &self,
-        world: &World,
-        from_begun: (u32, BegunFrames<'_>),
-        template: &mut Template,
-        stats: &mut EffectStats,
-        before: impl FnMut(),
-    );
-    /// Whether they carry payload.
-    fn has_payload(&self) -> bool;
-    /// The effect.
-    fn effect(&self) -> Effect;
-}
-
-impl NumberedFrames for Transmit {
-    const TOGETHER: bool = true;
-
-    #[inline(always)]
-    fn first(&self) -> u64 {
-        self.first_frame
-    }
-
-    #[inline(always)]
-    fn count(&self) -> u32 {
-        self.count
-    }
-
-    #[inline(always)]
-    fn build(
-        &self,
-        world: &World,
-        from_begun: (u32, BegunFrames<'_>),
-        template: &mut Template,
-        stats: &mut EffectStats,
-        before: impl FnMut(),
-    ) {
-        perform::build_in(world, self, from_begun, template, stats, before);
-    }
-
-    #[inline(always)]
-    fn has_payload(&self) -> bool {
-        self.payload_len > 0
-    }
-
-    fn effect(&self) -> Effect {
-        Effect::Transmit(*self)
-    }
-}
-
-impl NumberedFrames for SendDatagrams {
-    const TOGETHER: bool = false;
-
-    fn first(&self) -> u64 {
-        self.first_frame
-    }
-
-    fn count(&self) -> u32 {
-        self.count
-    }
-
-    fn build(
-        &self,
-        world: &World,
-        from_begun: (u32, BegunFrames<'_>),
-        _: &mut Template,
-        stats: &mut EffectStats,
-        mut before: impl FnMut(),
-    ) {
-        before();
-        perform::build_datagram_in(world, self, from_begun, stats);
-    }
-
-    fn has_payload(&self) -> bool {
-        true
-    }
-
-    fn effect(&self) -> Effect {
-        Effect::Send(*self)
-    }
-}
 
 /// The outcome of a step, or of performing a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,54 +84,49 @@ impl<T: FaultHooks> Executor<'_, T> {
             self.cursor.next_request();
             return Step::Passed;
         }
+        let effect = &pending.effects[self.cursor.effect];
         let mut step = Step::Passed;
-        match &pending.effects[self.cursor.effect] {
-            Effect::Transmit(transmit) => match self.build_own_frames(applied, transmit, frames) {
+        if effect.frames().is_some() {
+            match self.build_own_frames(applied, effect, frames) {
                 Ok(done) => step = done,
                 Err(early) => return early,
-            },
-            Effect::Send(send) => match self.build_own_frames(applied, send, frames) {
-                Ok(done) => step = done,
-                Err(early) => return early,
-            },
-            effect if mine => {
-                match self.begin_piece(applied, number) {
-                    Ok(()) => self.execute(applied, effect),
-                    Err(WorkState::Done) => {}
-                    Err(_) => return Step::Blocked,
-                }
-                step = Step::Performed;
             }
-            _ => {}
+        } else if mine {
+            match self.begin_piece(applied, number) {
+                Ok(()) => self.execute(applied, effect),
+                Err(WorkState::Done) => {}
+                Err(_) => return Step::Blocked,
+            }
+            step = Step::Performed;
         }
         self.cursor.next_effect();
         step
     }
 
-    /// Builds those of the cursor's frames that belong to this worker, at most `most`. An error
-    /// means that frames remain: `most` are built, or another worker has begun the next one. The
-    /// request at the cursor is `applied`.
+    /// Builds those frames of the cursor's `effect` that belong to this worker, at most `most`. An
+    /// error means that frames remain: `most` are built, or another worker has begun the next one.
+    /// The request at the cursor is `applied`.
     #[inline(always)]
     pub(crate) fn build_own_frames(
         &mut self,
         applied: &Applied,
-        frames: &impl NumberedFrames,
+        effect: &Effect,
         most: u32,
     ) -> Result<Step, Step> {
-        let has_payload = frames.has_payload();
+        let (first, count) = effect.frames().unwrap_or_default();
         let mut built = 0;
-        while self.cursor.frame < frames.count() {
+        while self.cursor.frame < count {
             if built == most {
                 return Err(Step::Performed);
             }
-            let frame = frames.first() + u64::from(self.cursor.frame);
-            if !self.is_my_frame(frame, (applied, frames.count(), has_payload)) {
+            let frame = first + u64::from(self.cursor.frame);
+            if !self.is_my_frame(frame, applied, effect) {
                 // The other frames of its chunk are not this worker's either.
-                let next = self.shared.world.tx.chunk_end(frame) - frames.first();
-                self.cursor.frame = next.min(u64::from(frames.count())) as u32;
+                let next = self.shared.world.tx.chunk_end(frame) - first;
+                self.cursor.frame = next.min(u64::from(count)) as u32;
                 continue;
             }
-            match self.build(frames, most - built) {
+            match self.build(effect, most - built) {
                 Ok(count) => {
                     built += count;
                     self.cursor.frame += count;
@@ -238,23 +142,23 @@ impl<T: FaultHooks> Executor<'_, T> {
         })
     }
 
-    /// Whether this worker owns `frame`, one of `count` frames that a request asks for.
+    /// Whether this worker owns `frame`, one of those that `effect` asks for.
     #[inline(always)]
-    fn is_my_frame(&self, frame: u64, about: (&Applied, u32, bool)) -> bool {
+    fn is_my_frame(&self, frame: u64, applied: &Applied, effect: &Effect) -> bool {
         let owner = match self.shared.world.tx.owner(frame) {
-            Owner::Unassigned => self.assign_frame(frame, about),
+            Owner::Unassigned => self.assign_frame(frame, applied, effect),
             owner => owner,
         };
         owner == Owner::Worker(self.id)
     }
 
     #[inline(never)]
-    fn assign_frame(
-        &self,
-        frame: u64,
-        (applied, count, has_payload): (&Applied, u32, bool),
-    ) -> Owner {
+    fn assign_frame(&self, frame: u64, applied: &Applied, effect: &Effect) -> Owner {
         let (shared, tx) = (&self.shared, &self.shared.world.tx);
+        let (has_payload, count) = match effect {
+            Effect::Transmit(transmit) => (transmit.payload_len > 0, transmit.count),
+            _ => (true, effect.frames().map_or(0, |(_, count)| count)),
+        };
         let is_lone = applied.index | applied.left == 0
             && applied.len <= applied.seg_len
             && count <= LONE_FRAMES;
@@ -317,33 +221,39 @@ impl<T: FaultHooks> Executor<'_, T> {
         }
     }
 
-    /// Builds the cursor's frames that are free, at most `most`, from the cursor to the end of a
-    /// chunk. Returns how many.
+    /// Builds those frames of the cursor's `effect` that are free, at most `most`, from the cursor
+    /// to the end of a chunk; those of datagrams one by one. Returns how many.
     #[inline(always)]
-    pub(crate) fn build<F: NumberedFrames>(
-        &mut self,
-        frames: &F,
-        most: u32,
-    ) -> Result<u32, WorkState> {
-        let from = self.cursor.frame;
-        let most = match F::TOGETHER {
-            true => most.min(frames.count() - from),
-            false => 1,
-        };
+    pub(crate) fn build(&mut self, effect: &Effect, most: u32) -> Result<u32, WorkState> {
+        let Cursor {
+            seq, frame: from, ..
+        } = *self.cursor;
         let world = &self.shared.world;
-        let begun = world.tx.begin(frames.first() + u64::from(from), most);
-        let begun = begun.inspect_err(|why| {
-            self.stats.diverged += u64::from(*why == WorkState::Free);
-        })?;
-        let count = begun.left();
-        let (hooks, seq) = (&mut *self.hooks, self.cursor.seq);
-        let before = || {
+        let (hooks, stats) = (&mut *self.hooks, &mut *self.stats);
+        let mut begin = |first: u64, most| {
+            let begun = world.tx.begin(first + u64::from(from), most);
+            begun.inspect_err(|why| stats.diverged += u64::from(*why == WorkState::Free))
+        };
+        let mut before = || {
             if T::ACTIVE {
-                hooks.before_performing(seq, &frames.effect());
+                hooks.before_performing(seq, effect);
             }
         };
-        frames.build(world, (from, begun), self.template, self.stats, before);
-        Ok(count)
+        match effect {
+            Effect::Transmit(transmit) => {
+                let begun = begin(transmit.first_frame, most.min(transmit.count - from))?;
+                let count = begun.left();
+                perform::build_in(world, transmit, (from, begun), self.template, stats, before);
+                Ok(count)
+            }
+            Effect::Send(send) => {
+                let begun = begin(send.first_frame, 1)?;
+                before();
+                perform::build_datagram_in(world, send, (from, begun), stats);
+                Ok(1)
+            }
+            _ => Err(WorkState::Done),
+        }
     }
 
     /// Performs the cursor's effect, whose batch this worker has begun. The effect transmits

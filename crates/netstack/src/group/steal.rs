@@ -37,7 +37,7 @@
 
 use dominoes::{Seq, WorkState};
 
-use super::execute::{Executor, NumberedFrames};
+use super::execute::Executor;
 use super::pending::{Applied, PendingEffects, piece};
 use crate::group::{FaultHooks, Layout, ReplicatedShared};
 use crate::io::tx::Owner;
@@ -204,29 +204,21 @@ impl<T: FaultHooks> Executor<'_, T> {
             if done == most {
                 break;
             }
-            match &pending.effects[self.cursor.effect] {
-                Effect::Transmit(transmit) => {
-                    done += self.steal_frames(stragglers, transmit, most - done);
-                    if self.cursor.frame < transmit.count {
-                        break;
-                    }
+            let effect = &pending.effects[self.cursor.effect];
+            if let Some((first, count)) = effect.frames() {
+                while self.cursor.frame < count && done < most {
+                    done += self.steal_frame(stragglers, effect, (first, count));
                 }
-                Effect::Send(send) => {
-                    done += self.steal_frames(stragglers, send, most - done);
-                    if self.cursor.frame < send.count {
-                        break;
-                    }
+                if self.cursor.frame < count {
+                    break;
                 }
-                effect => {
-                    if self
-                        .steal_piece(stragglers, &mut skipped, applied, number)
-                        .is_ok()
-                    {
-                        self.execute(applied, effect);
-                        done += 1;
-                        self.stats.stolen += u64::from(!self.is_own(applied));
-                    }
-                }
+            } else if self
+                .steal_piece(stragglers, &mut skipped, applied, number)
+                .is_ok()
+            {
+                self.execute(applied, effect);
+                done += 1;
+                self.stats.stolen += u64::from(!self.is_own(applied));
             }
             self.cursor.next_effect();
         }
@@ -269,20 +261,6 @@ impl<T: FaultHooks> Executor<'_, T> {
         found
     }
 
-    /// Builds the cursor's frames that are due now, at most `most`. Returns how many.
-    fn steal_frames(
-        &mut self,
-        stragglers: &mut Stragglers,
-        frames: &impl NumberedFrames,
-        most: usize,
-    ) -> usize {
-        let mut built = 0;
-        while self.cursor.frame < frames.count() && built < most {
-            built += self.steal_frame(stragglers, frames);
-        }
-        built
-    }
-
     /// Whether this worker is primary of the cursor's request.
     fn is_own(&self, applied: &Applied) -> bool {
         self.owner(applied) == Owner::Worker(self.id)
@@ -293,18 +271,24 @@ impl<T: FaultHooks> Executor<'_, T> {
         self.shared.assignment.owner(first, applied.primary)
     }
 
-    /// Builds the cursor's frame if that is due now, and moves the cursor past the frame, or
-    /// past its whole chunk if nothing of that may be taken. Returns how many frames were built.
-    fn steal_frame(&mut self, stragglers: &mut Stragglers, frames: &impl NumberedFrames) -> usize {
+    /// Builds the cursor's frame, one of `count` from `first` on, if that is due now, and moves the
+    /// cursor past the frame, or past its whole chunk if nothing of that may be taken. Returns how
+    /// many frames were built.
+    fn steal_frame(
+        &mut self,
+        stragglers: &mut Stragglers,
+        effect: &Effect,
+        (first, count): (u64, u32),
+    ) -> usize {
         let (shared, seq) = (self.shared, self.cursor.seq);
         let tx = &shared.world.tx;
-        let frame = frames.first() + u64::from(self.cursor.frame);
+        let frame = first + u64::from(self.cursor.frame);
         let owner = tx.owner(frame);
         let found = match (tx.state(frame), owner) {
             (WorkState::Free, Owner::Worker(owner))
                 if stragglers.may_steal(shared, self.pending, self.id, owner, seq) =>
             {
-                self.build(frames, 1)
+                self.build(effect, 1)
             }
             (WorkState::Free, _) => Err(WorkState::Begun),
             (state, _) => Err(state),
@@ -317,7 +301,7 @@ impl<T: FaultHooks> Executor<'_, T> {
             Err(WorkState::Begun) => (0, tx.chunk_end(frame) - frame),
             Err(_) => (0, 1),
         };
-        let rest = u64::from(frames.count() - self.cursor.frame);
+        let rest = u64::from(count - self.cursor.frame);
         self.cursor.frame += behind.min(rest) as u32;
         built
     }

@@ -147,6 +147,18 @@ pub enum Effect {
     },
 }
 
+impl Effect {
+    /// The number of the first frame that it asks for, and how many these are.
+    #[inline(always)]
+    pub const fn frames(&self) -> Option<(u64, u32)> {
+        match self {
+            Effect::Transmit(transmit) => Some((transmit.first_frame, transmit.count)),
+            Effect::Send(send) => Some((send.first_frame, send.count)),
+            _ => None,
+        }
+    }
+}
+
 /// Copies of the run's datagrams into a socket's queue, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Queue {
