@@ -25,7 +25,7 @@ mod steal;
 mod worker;
 
 pub use assign::Primaries;
-use assign::{PrimaryNamer, WorkAssignment};
+use assign::PrimaryNamer;
 use autoscale::{Autoscaler, ScaleDecision, WorkDone};
 pub use fault_hooks::FaultHooks;
 use intake::{ParsedRun, WaitingBatches};
@@ -42,8 +42,8 @@ use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 use dominoes::{
-    BatchWriter, Batches, ChannelStats, EventCount, Fingerprints, Mismatch, Publisher, Seq, Spin,
-    TryLock, TryLockGuard, Verdicts,
+    BatchWriter, Batches, ChannelStats, EventCount, Fingerprints, Greedy, Mismatch, Publisher, Seq,
+    Spin, TryLock, TryLockGuard, Verdicts,
 };
 use dominoes_drivers::Device;
 
@@ -83,7 +83,8 @@ pub(crate) struct ReplicatedShared {
     pub(crate) batches: WaitingBatches,
     pub(crate) rx: TryLock<RxSide>,
     pub(crate) tx: TryLock<TxPump>,
-    assignment: WorkAssignment,
+    /// Who took which batch, under [`Primaries::Greedy`].
+    takers: Option<Greedy>,
     /// Which slots are active, leaving, parked and so on.
     membership: Members,
     posts: Fingerprints,
@@ -427,7 +428,7 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
                 autoscaler: Autoscaler::new(),
             }),
             tx: TryLock::new(base.tx),
-            assignment: WorkAssignment::new(&layout, slots),
+            takers: assign::takers(&layout, slots),
             membership: Members::new(slot_count, layout.replicas, layout.autoscale),
             posts: if layout.confirm {
                 // Workers may be a log apart, and one may read positions that are a log older than

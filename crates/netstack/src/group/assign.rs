@@ -12,12 +12,14 @@
 
 use core::ops::Range;
 
-use dominoes::group::{MAX_REPLICAS, MembershipTable, replicas};
+use dominoes::group::{MAX_REPLICAS, replicas};
 use dominoes::{Assignment, Balancer, ByLoad, Greedy, PrimaryPolicy, Seq, Work, WorkKind};
 
+use super::pending::Applied;
 use crate::group::{Layout, ReplicatedShared};
 use crate::io::claim::MAX_CLAIM;
 use crate::io::tx::Owner;
+use crate::log::effect::Effect;
 
 /// The policy that assigns requests and outgoing frames to workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,6 +64,9 @@ impl Primaries {
 
 /// Requests between two measurements of how well the workers keep up.
 const BALANCE_EVERY: u64 = 256;
+
+/// A lone request asks for at most this many frames.
+pub(crate) const LONE_FRAMES: u32 = 2;
 
 /// A set of replica slots, in ascending order.
 #[derive(Clone, Copy)]
@@ -111,66 +116,70 @@ impl ReplicaSet {
     }
 }
 
-/// The assignment of work as all workers read it.
-pub(crate) struct WorkAssignment {
-    policy: Primaries,
-    /// Who took which batch, under [`Primaries::Greedy`].
-    greedy: Greedy,
+/// The words in which workers take batches, as many as can be open at once. `None`: the pump's
+/// choice holds.
+pub(super) fn takers(layout: &Layout, batches: usize) -> Option<Greedy> {
+    (layout.primaries == Primaries::Greedy).then(|| Greedy::new(&[batches]))
 }
 
-impl WorkAssignment {
-    /// For as many batches as can be open at once.
-    pub(crate) fn new(layout: &Layout, batches: usize) -> Self {
-        WorkAssignment {
-            policy: layout.primaries,
-            greedy: Greedy::new(&[batches]),
-        }
-    }
-
+impl ReplicatedShared {
     /// Whether worker `id` is primary of the batch at `first`, whose primary by the pump is
     /// `primary`. Under [`Primaries::Greedy`] the worker takes the batch if no other has.
     #[inline]
-    pub(crate) fn is_mine(&self, id: usize, first: Seq, primary: u8) -> bool {
-        match self.policy {
-            Primaries::Greedy => self.greedy.is_mine(Work::chunk(first), id, MAX_REPLICAS),
-            _ => usize::from(primary) == id,
+    pub(super) fn is_primary(&self, id: usize, first: Seq, primary: u8) -> bool {
+        match &self.takers {
+            Some(takers) => takers.is_mine(Work::chunk(first), id, MAX_REPLICAS),
+            None => usize::from(primary) == id,
         }
     }
 
-    /// The primary of a batch.
-    pub(crate) fn owner(&self, first: Seq, primary: u8) -> Owner {
-        if self.policy != Primaries::Greedy {
+    /// The primary of the batch at `first`.
+    pub(super) fn primary(&self, first: Seq, primary: u8) -> Owner {
+        let Some(takers) = &self.takers else {
             return Owner::Worker(usize::from(primary));
-        }
-        let (greedy, work) = (&self.greedy, Work::chunk(first));
-        match greedy.taker(work) {
+        };
+        let work = Work::chunk(first);
+        match takers.taker(work) {
             Some(taker) => Owner::Worker(taker),
-            None if greedy.is_past(work) => Owner::Done,
+            None if takers.is_past(work) => Owner::Done,
             // A worker may have taken it between the two reads.
-            None => greedy.taker(work).map_or(Owner::Unassigned, Owner::Worker),
+            None => takers.taker(work).map_or(Owner::Unassigned, Owner::Worker),
         }
     }
 
-    /// The worker that shall own chunk `chunk` of frames, which has no owner yet: where the first
-    /// worker takes it, `first`; worker `id` asks. `has_payload` says whether the first frame that
-    /// was found of the chunk has payload.
-    pub(crate) fn frame_owner(
+    /// Assigns the chunk of `frame`, unless another worker just did. Worker `id` asks, for the
+    /// request at `seq`, which is `applied` and has this `effect`. Returns the owner.
+    #[inline(never)]
+    pub(super) fn assign_frame(
         &self,
-        membership: &MembershipTable,
-        (id, first): (usize, usize),
-        chunk: u64,
-        has_payload: bool,
-    ) -> usize {
-        if self.policy.first_owns_frames() {
-            return first;
-        }
-        let all = ReplicaSet::of(membership.staying());
-        match self.policy {
-            // The membership changes at this moment.
-            _ if all.count == 0 => id,
-            Primaries::ByKind => all.by_kind(chunk, has_payload),
-            _ => all.by_position(chunk),
-        }
+        id: usize,
+        frame: u64,
+        (seq, applied): (Seq, &Applied),
+        effect: &Effect,
+    ) -> Owner {
+        let (tx, policy) = (&self.world.tx, self.layout.primaries);
+        let (has_payload, count) = match effect {
+            Effect::Transmit(transmit) => (transmit.payload_len > 0, transmit.count),
+            _ => (true, effect.frames().map_or(0, |(_, count)| count)),
+        };
+        let owner = if policy.first_owns_frames() {
+            let is_lone = applied.index | applied.left == 0
+                && applied.len <= applied.seg_len
+                && count <= LONE_FRAMES;
+            match self.primary(seq - u64::from(applied.index), applied.primary) {
+                Owner::Worker(primary) if is_lone && self.membership.is_active(primary) => primary,
+                _ => id,
+            }
+        } else {
+            let all = ReplicaSet::of(self.membership.staying());
+            match policy {
+                // The membership changes at this moment.
+                _ if all.count == 0 => id,
+                Primaries::ByKind => all.by_kind(tx.chunk_of(frame), has_payload),
+                _ => all.by_position(tx.chunk_of(frame)),
+            }
+        };
+        tx.assign(frame, owner)
     }
 }
 

@@ -13,7 +13,7 @@ use dominoes::WorkState;
 use super::execute::{Executor, Step};
 use super::pending::{Applied, Cursor, PendingEffects};
 use super::worker::{ReplicatedWorker, ready};
-use crate::group::{FaultHooks, Primaries};
+use crate::group::FaultHooks;
 use crate::io::world::Wakes;
 use crate::log::effect::Effect;
 
@@ -45,8 +45,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let Some(request) = log.get(from) else {
             return 0;
         };
-        let is_mine = usize::from(request.digest.primary) == *id
-            && shared.layout.primaries != Primaries::Greedy;
+        let is_mine = usize::from(request.digest.primary) == *id && shared.takers.is_none();
         if !is_mine || shared.verdicts.get(from).is_none() {
             return 0;
         }

@@ -33,9 +33,6 @@ pub(crate) enum Step {
     End,
 }
 
-/// A lone request asks for at most this many frames.
-pub(crate) const LONE_FRAMES: u32 = 2;
-
 /// A worker while it performs effects. It publishes its progress in atomic words once per chunk,
 /// and when this is dropped, also by unwinding.
 pub(crate) struct Executor<'a, T: FaultHooks> {
@@ -67,8 +64,7 @@ impl<T: FaultHooks> Executor<'_, T> {
             return Step::End;
         };
         let first = seq - u64::from(applied.index);
-        let assigned = &self.shared.assignment;
-        let mine = assigned.is_mine(self.id, first, applied.primary);
+        let mine = self.shared.is_primary(self.id, first, applied.primary);
         if number == applied.effects {
             if mine && applied.left == 0 {
                 match self.begin_piece(applied, number) {
@@ -146,30 +142,13 @@ impl<T: FaultHooks> Executor<'_, T> {
     #[inline(always)]
     fn is_my_frame(&self, frame: u64, applied: &Applied, effect: &Effect) -> bool {
         let owner = match self.shared.world.tx.owner(frame) {
-            Owner::Unassigned => self.assign_frame(frame, applied, effect),
+            Owner::Unassigned => {
+                let request = (self.cursor.seq, applied);
+                self.shared.assign_frame(self.id, frame, request, effect)
+            }
             owner => owner,
         };
         owner == Owner::Worker(self.id)
-    }
-
-    #[inline(never)]
-    fn assign_frame(&self, frame: u64, applied: &Applied, effect: &Effect) -> Owner {
-        let (shared, tx) = (&self.shared, &self.shared.world.tx);
-        let (has_payload, count) = match effect {
-            Effect::Transmit(transmit) => (transmit.payload_len > 0, transmit.count),
-            _ => (true, effect.frames().map_or(0, |(_, count)| count)),
-        };
-        let is_lone = applied.index | applied.left == 0
-            && applied.len <= applied.seg_len
-            && count <= LONE_FRAMES;
-        let first = match self.owner(applied) {
-            Owner::Worker(primary) if is_lone && shared.membership.is_active(primary) => primary,
-            _ => self.id,
-        };
-        let (chunk, who) = (tx.chunk_of(frame), (self.id, first));
-        let assignment = &shared.assignment;
-        let owner = assignment.frame_owner(&shared.membership, who, chunk, has_payload);
-        tx.assign(frame, owner)
     }
 
     /// Begins the batch of the cursor's request, unless this worker has, so that it may perform

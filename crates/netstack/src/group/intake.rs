@@ -28,7 +28,7 @@ use dominoes::group::MAX_REPLICAS;
 use dominoes::{TryLock, TryLockGuard};
 use dominoes_drivers::Frame;
 
-use super::execute::LONE_FRAMES;
+use super::assign::LONE_FRAMES;
 use super::queues::QueueOrder;
 use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, GroupLog, ReplicatedShared};

@@ -168,7 +168,7 @@ impl ReplicatedShared {
         let first = pending.first - u64::from(oldest.index);
         let owner = match self.published.is_done(first) {
             true => self.world.tx.owner(pending.built),
-            false => self.assignment.owner(first, oldest.primary),
+            false => self.primary(first, oldest.primary),
         };
         matches!(owner, Owner::Worker(id) if !self.membership.is_active(id))
     }
@@ -266,9 +266,9 @@ impl<T: FaultHooks> Executor<'_, T> {
         self.owner(applied) == Owner::Worker(self.id)
     }
 
-    pub(super) fn owner(&self, applied: &Applied) -> Owner {
+    fn owner(&self, applied: &Applied) -> Owner {
         let first = self.cursor.seq - u64::from(applied.index);
-        self.shared.assignment.owner(first, applied.primary)
+        self.shared.primary(first, applied.primary)
     }
 
     /// Builds the cursor's frame, one of `count` from `first` on, if that is due now, and moves the

@@ -13,7 +13,7 @@ use dominoes::Seq;
 
 use super::ReplicatedWorker;
 use crate::drive::Worker as _;
-use crate::group::execute::LONE_FRAMES;
+use crate::group::assign::LONE_FRAMES;
 use crate::group::{FaultHooks, Primaries};
 use crate::io::rx::RxPump;
 use crate::log::request::Request;
