@@ -7,42 +7,20 @@ use std::thread;
 use std::time::Duration;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_drivers::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, RxStats,
-};
+use dominoes_drivers::{DeviceError, DeviceRx, DeviceWaker, Frame, RxStats};
 use dominoes_netstack::Stack;
+use dominoes_testkit::device::Around;
 
 /// Bytes in each direction: many times the frames of any of the devices.
 const LEN: usize = 1 << 20;
 /// A transfer that takes longer counts as stalled.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// A device that lends at most `most` frames at a time.
-struct Scarce<D> {
-    device: D,
-    most: usize,
-}
-
+/// Lends at most `most` frames at a time.
 struct ScarceRx {
     rx: Box<dyn DeviceRx>,
     most: usize,
     out: usize,
-}
-
-impl<D: Device> Device for Scarce<D> {
-    fn capabilities(&self) -> Capabilities {
-        self.device.capabilities()
-    }
-
-    fn mac(&self) -> [u8; 6] {
-        self.device.mac()
-    }
-
-    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
-        let (rx, tx) = Box::new(self.device).split();
-        let most = self.most;
-        (Box::new(ScarceRx { rx, most, out: 0 }), tx)
-    }
 }
 
 impl DeviceRx for ScarceRx {
@@ -79,7 +57,7 @@ impl DeviceRx for ScarceRx {
 
 fn exchange(replicas: usize, most: usize) {
     let (left, right) = memory::pair(MemoryConfig::default());
-    let scarce = Scarce { device: left, most };
+    let scarce = Around::new(left).rx(move |rx| ScarceRx { rx, most, out: 0 });
     let ours = Stack::builder("10.0.0.1/24").replicas(replicas);
     let (ours, peer) = (ours.start(scarce), Stack::builder("10.0.0.2/24"));
     let (ours, peer) = (ours.unwrap(), peer.start(right).unwrap());

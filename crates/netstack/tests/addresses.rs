@@ -16,6 +16,7 @@ use dominoes_netstack::SocketError;
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::Setup;
+use dominoes_testkit::device::Around;
 use dominoes_testkit::hand::{self, Shape, Wired, address, prefix};
 
 const PORT: u16 = 7;
@@ -267,28 +268,7 @@ fn a_device_that_filters_is_told_of_addresses_that_come_and_go() {
     }
 }
 
-/// A device whose link goes down.
-struct Unplugged {
-    inner: memory::MemoryDevice,
-    is_down: Arc<AtomicBool>,
-}
-
-impl Device for Unplugged {
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn mac(&self) -> [u8; 6] {
-        self.inner.mac()
-    }
-
-    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
-        let (rx, inner) = Box::new(self.inner).split();
-        let is_down = self.is_down;
-        (rx, Box::new(UnpluggedTx { inner, is_down }))
-    }
-}
-
+/// The sending half of a device whose link goes down.
 struct UnpluggedTx {
     inner: Box<dyn DeviceTx>,
     is_down: Arc<AtomicBool>,
@@ -314,7 +294,7 @@ fn the_address_is_announced_when_a_device_takes_frames_again() {
         let is_down = Arc::new(AtomicBool::new(false));
         let mut fixture = Wired::around(variant, [setup(1), setup(2)], |inner| {
             let is_down = Arc::clone(&is_down);
-            Unplugged { inner, is_down }
+            Around::new(inner).tx(|inner| UnpluggedTx { inner, is_down })
         });
         fixture.pass(Duration::from_secs(3));
         let ours = fixture.sockets();

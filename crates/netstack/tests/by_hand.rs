@@ -8,9 +8,7 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
 
 use dominoes_drivers::memory::{MemoryConfig, pair, scripted_with};
-use dominoes_drivers::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, RxStats,
-};
+use dominoes_drivers::{DeviceError, DeviceRx, DeviceWaker, Frame, RxStats};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
@@ -19,6 +17,7 @@ use dominoes_netstack::{
     TcpStream,
 };
 use dominoes_testkit::app::Traffic;
+use dominoes_testkit::device::Around;
 use dominoes_testkit::hand::{self, Scripted, Shape};
 use dominoes_testkit::link::{Faults, ImpairedLink, LinkConfig};
 use dominoes_testkit::packet::{self, ACK, SYN, Segment, TO_STACK};
@@ -61,31 +60,10 @@ fn packet(protocol: u8, fragment: u16, payload: &[u8]) -> Vec<u8> {
 
 type Call = Box<dyn FnOnce() + Send>;
 
-/// A device that runs a closure when the stack claims frames.
-struct Calling {
-    device: Box<dyn Device>,
-    call: Arc<Mutex<Option<Call>>>,
-}
-
+/// Runs a closure when the stack claims frames.
 struct CallingRx {
     rx: Box<dyn DeviceRx>,
     call: Arc<Mutex<Option<Call>>>,
-}
-
-impl Device for Calling {
-    fn capabilities(&self) -> Capabilities {
-        self.device.capabilities()
-    }
-
-    fn mac(&self) -> [u8; 6] {
-        self.device.mac()
-    }
-
-    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
-        let (rx, tx) = self.device.split();
-        let call = self.call;
-        (Box::new(CallingRx { rx, call }), tx)
-    }
 }
 
 impl DeviceRx for CallingRx {
@@ -119,10 +97,8 @@ fn a_listener_accepts_a_syn_that_came_after_it_however_late_it_began() {
         let mac = packet::mac_of(US.octets());
         let (device, script) = scripted_with(MemoryConfig::default().macs(mac, mac));
         let call = Arc::new(Mutex::new(None));
-        let device = Calling {
-            device: Box::new(device),
-            call: Arc::clone(&call),
-        };
+        let called = Arc::clone(&call);
+        let device = Around::new(device).rx(|rx| CallingRx { rx, call: called });
         let mut host = Scripted {
             stacks: Shape::One(variant).build(setup(US), device),
             script,

@@ -6,12 +6,13 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_drivers::{IP_MAC, IP_PEER_MAC, LinkType};
+use dominoes_drivers::{Device, IP_MAC, IP_PEER_MAC, LinkType};
 use dominoes_netstack::router::Router;
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{Setup, single::Single};
 use dominoes_netstack::{Ipv6Config, Route};
+use dominoes_testkit::device::Around;
 use dominoes_testkit::hand::{Scripted, Shape, Wired, address, address_v6};
 use dominoes_testkit::packet::{self, Path};
 
@@ -131,27 +132,12 @@ fn nobody_is_asked_and_nobody_is_answered() {
 /// A device with an IP link may still deliver any frame.
 #[test]
 fn arp_from_a_device_for_ip_is_counted() {
-    struct Says(memory::ManualDevice);
-    impl dominoes_drivers::Device for Says {
-        fn capabilities(&self) -> dominoes_drivers::Capabilities {
-            let mut caps = self.0.capabilities();
-            caps.link = LinkType::Ip;
-            caps
-        }
-        fn mac(&self) -> [u8; 6] {
-            IP_MAC
-        }
-        fn split(
-            self: Box<Self>,
-        ) -> (
-            Box<dyn dominoes_drivers::DeviceRx>,
-            Box<dyn dominoes_drivers::DeviceTx>,
-        ) {
-            Box::new(self.0).split()
-        }
-    }
-    let (device, script) = memory::scripted();
-    let mut stack = Single::new(setup(1), Box::new(Says(device))).unwrap();
+    let macs = MemoryConfig::default().macs(IP_MAC, IP_PEER_MAC);
+    let (device, script) = memory::scripted_with(macs);
+    let mut caps = device.capabilities();
+    caps.link = LinkType::Ip;
+    let device = Around::new(device).capabilities(caps);
+    let mut stack = Single::new(setup(1), Box::new(device)).unwrap();
     let path = Path {
         from_mac: IP_PEER_MAC,
         to_mac: IP_MAC,

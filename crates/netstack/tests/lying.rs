@@ -21,6 +21,7 @@ use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{self, Setup};
 use dominoes_netstack::{ByHand, Limits, Recorder, SocketError, Stack, TcpStream, VariantKind};
+use dominoes_testkit::device::Around;
 
 use crate::support::{Ends, setup};
 
@@ -56,44 +57,9 @@ const LIES: [Lie; 8] = [
     Lie::OddFrames,
 ];
 
-struct Liar<D> {
-    device: D,
-    /// Applied in some calls only.
-    lie: Option<Lie>,
-    /// The capabilities that it reports instead of the true ones.
-    caps: Option<Capabilities>,
-}
-
-impl<D: Device + 'static> Device for Liar<D> {
-    fn capabilities(&self) -> Capabilities {
-        let honest = self.device.capabilities();
-        self.caps.clone().unwrap_or(honest)
-    }
-
-    fn mac(&self) -> [u8; 6] {
-        self.device.mac()
-    }
-
-    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
-        let (rx, tx) = Box::new(self.device).split();
-        let (lie, calls) = (self.lie, 0);
-        (
-            Box::new(Half {
-                half: rx,
-                lie,
-                calls,
-            }),
-            Box::new(Half {
-                half: tx,
-                lie,
-                calls,
-            }),
-        )
-    }
-}
-
 struct Half<H> {
     half: H,
+    /// Told in some calls only.
     lie: Option<Lie>,
     calls: usize,
 }
@@ -281,8 +247,9 @@ fn a_device_that_lies_about_its_frames_changes_no_byte() {
         for lie in LIES {
             println!("{variant}, {lie:?}");
             let devices = memory_pair().map(|device| {
-                let (lie, caps) = (Some(lie), None);
-                Box::new(Liar { device, lie, caps }) as Box<dyn Device>
+                let (lie, calls) = (Some(lie), 0);
+                let liar = Around::new(device).rx(move |half| Half { half, lie, calls });
+                Box::new(liar.tx(move |half| Half { half, lie, calls })) as Box<dyn Device>
             });
             let mut pair = Pair::new(variant, [small(1), small(2)], devices).unwrap();
             let [ours, peer] = [0, 1].map(|i| pair.stacks[i].sockets());
@@ -319,8 +286,7 @@ fn a_device_that_lies_about_what_it_can_do_is_refused_or_used_within_bounds() {
                 caps.tx_checksum = true;
                 caps.added_latency = StdDuration::MAX;
                 *field(&mut caps) = value;
-                let (lie, caps) = (None, Some(caps));
-                Box::new(Liar { device, lie, caps }) as Box<dyn Device>
+                Box::new(Around::new(device).capabilities(caps)) as Box<dyn Device>
             });
             let Some(mut pair) = Pair::new(variant, [small(1), small(2)], devices) else {
                 continue;
@@ -608,24 +574,9 @@ impl TxPrepare for Panicking {
     }
 }
 
-struct PanickingDevice<D>(D, Arc<Panicking>);
+struct PanickingTx(Box<dyn DeviceTx>, Arc<Panicking>);
 
-impl<D: Device + 'static> Device for PanickingDevice<D> {
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-
-    fn mac(&self) -> [u8; 6] {
-        self.0.mac()
-    }
-
-    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
-        let (rx, tx) = Box::new(self.0).split();
-        (rx, Box::new(PanickingDevice(tx, self.1)))
-    }
-}
-
-impl DeviceTx for PanickingDevice<Box<dyn DeviceTx>> {
+impl DeviceTx for PanickingTx {
     fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
         self.0.transmit(frames)
     }
@@ -655,7 +606,8 @@ fn a_worker_that_unwinds_is_not_driven_again() {
     for kind in kinds.filter(|kind| *kind != VariantKind::Single) {
         let (device, other) = memory::pair(MemoryConfig::default());
         let preparer = Arc::new(Panicking(AtomicU64::new(0), Mutex::default()));
-        let device = PanickingDevice(device, preparer.clone());
+        let panicking = preparer.clone();
+        let device = Around::new(device).tx(|tx| PanickingTx(tx, panicking));
         let ours = Stack::builder("10.0.0.1/24").variant(kind).replicas(2);
         let mut ours = ours.by_hand(device).unwrap();
         let mut peer = Stack::builder("10.0.0.2/24").by_hand(other).unwrap();

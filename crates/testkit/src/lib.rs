@@ -5,6 +5,7 @@
 //! | [`packet`] | writes and reads frames for the far side of a stack |
 //! | [`peer`] | a TCP peer that a test controls |
 //! | [`link`] | bad wires: loss, reordering, duplication, corruption, delay, rate |
+//! | [`device`] | a device around another one, some of whose calls a test changes |
 //! | [`tally!`] | counters of events, summed over cases |
 //! | `rng` | the seeded generator, and cases whose failure prints the seed that repeats it |
 //! | `app` | applications that check every byte |
@@ -69,6 +70,7 @@
 
 #[cfg(feature = "stack")]
 pub mod app;
+pub mod device;
 #[cfg(feature = "stack")]
 pub mod hand;
 pub mod link;
