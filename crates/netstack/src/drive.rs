@@ -96,8 +96,8 @@ pub trait Worker: Send {
     /// another worker does something.
     #[inline]
     fn turn(&mut self, now: Instant) -> usize {
-        if !self.begin(Some(now)) {
-            return 0;
+        if let Err(done) = self.begin(Some(now)) {
+            return done;
         }
         let received = self.receive(now);
         let done = received + work(self);
@@ -108,15 +108,18 @@ pub trait Worker: Send {
     /// A turn without new frames, news and time. Returns how much was done.
     fn work(&mut self) -> usize {
         match self.begin(None) {
-            true => work(self),
-            false => 0,
+            Ok(()) => work(self),
+            Err(done) => done,
         }
     }
 
-    /// Begins a turn, with the time if that has passed. Returns whether there is more to the turn.
+    /// Begins a turn, with the time if that has passed.
+    ///
+    /// # Errors
+    /// How much was done, if that was the whole turn.
     #[inline]
-    fn begin(&mut self, _now: Option<Instant>) -> bool {
-        true
+    fn begin(&mut self, _now: Option<Instant>) -> Result<(), usize> {
+        Ok(())
     }
 
     /// Takes in frames, news of applications and the time, if no other worker does.

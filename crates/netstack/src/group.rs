@@ -24,6 +24,7 @@ mod solo;
 mod steal;
 mod worker;
 
+use assign::LONE_BYTES;
 pub use assign::Primaries;
 use assign::PrimaryNamer;
 use autoscale::{Autoscaler, ScaleDecision, WorkDone};
@@ -49,7 +50,7 @@ use dominoes_drivers::Device;
 
 use crate::drive::{ByHand, Handle, Joining};
 use crate::error::{ConfigError, MembershipError};
-use crate::io::prepare::{prepare, prepare_and_store};
+use crate::io::prepare::prepare_and_store;
 use crate::io::rx::{Log, RxPump};
 use crate::io::setup::Setup;
 use crate::io::sleep::{Receiving, Sleepers};
@@ -146,6 +147,7 @@ impl RxSide {
             publisher: &mut self.publisher,
             writer: &mut self.writer,
             namer: &mut self.namer,
+            verifies: None,
         };
         (&mut self.pump, log)
     }
@@ -202,23 +204,27 @@ impl ReplicatedShared {
         on_begin: impl FnOnce(),
     ) -> bool {
         if run.reserved.is_none() {
-            self.verdicts.set(seq, prepare(request, run));
-            stats.prepared += 1;
+            self.verdicts.set(seq, self.verify(request, run, stats));
             return true;
         }
         let Some(begun) = self.verdicts.begin(seq) else {
             return false;
         };
         on_begin();
+        begun.set(self.verify(request, run, stats));
+        true
+    }
+
+    /// The verdict of a request, with [`STORED`] if its payload is stored now.
+    #[inline(always)]
+    fn verify(&self, request: &Request, run: &Run, stats: &mut EffectStats) -> Verdict {
         let (verdict, is_stored) = prepare_and_store(&self.world, request, run);
         stats.prepared += 1;
-        if is_stored {
-            stats.stored_ahead += u64::from(request.digest.len);
-            begun.set(verdict | STORED);
-        } else {
-            begun.set(verdict);
+        if !is_stored {
+            return verdict;
         }
-        true
+        stats.stored_ahead += u64::from(request.digest.len);
+        verdict | STORED
     }
 }
 
@@ -282,6 +288,9 @@ struct GroupLog<'a> {
     namer: &'a mut PrimaryNamer,
     /// The worker that has the pump.
     holder: u8,
+    /// Its counters, if it verifies a lone request before it publishes that: no other worker does
+    /// meanwhile, so it need not begin a verdict.
+    verifies: Option<&'a mut EffectStats>,
 }
 
 impl GroupLog<'_> {
@@ -332,6 +341,13 @@ impl Log for GroupLog<'_> {
     }
 
     fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
+        let about = &request.digest;
+        let verdict = match (verdict, &mut self.verifies) {
+            (None, Some(stats)) if about.kind.has_frames() && about.len <= LONE_BYTES => {
+                Some(self.shared.verify(request, &run, stats))
+            }
+            _ => verdict,
+        };
         let mut request = *request;
         let what = (1, request.digest.len > 0);
         let (seq, primary) = self.put_batch(self.holder, what, BatchRuns::One(run));

@@ -67,6 +67,8 @@ const BALANCE_EVERY: u64 = 256;
 
 /// A lone request asks for at most this many frames.
 pub(crate) const LONE_FRAMES: u32 = 2;
+/// A lone request has at most this many bytes.
+pub(crate) const LONE_BYTES: u32 = 4096;
 
 /// A set of replica slots, in ascending order.
 #[derive(Clone, Copy)]

@@ -306,6 +306,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let shared = &*self.shared;
         let mut rx_side = shared.rx.try_take()?;
         let (pump, mut log) = rx_side.parts(shared, self.id);
+        log.verifies = is_direct.then_some(&mut self.stats);
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
         let mut batches = Publishing {
             shared,
@@ -334,7 +335,10 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Prepares, applies and performs; it also sends frames in between.
     #[inline]
     pub(super) fn process_log(&mut self) -> usize {
-        self.log.poll();
+        let end = self.log.poll();
+        if self.has_done_share(end) {
+            return 0;
+        }
         let mut done = self.prepare_mine();
         let most_frames = self.shared.layout.tuning.frame_chunk as u32;
         while done < MOST_APPLIED {
@@ -342,9 +346,20 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
                 0 => break,
                 applied => done += applied + self.send_in_turn(false),
             }
+            if self.has_done_share(end) {
+                self.stragglers.blocked = false;
+                self.post_stats();
+                return done;
+            }
         }
         done += self.apply_ready(MOST_APPLIED);
         done + self.perform_and_send()
+    }
+
+    /// Whether it has applied all requests below `end`, and performed its share of them.
+    #[inline]
+    fn has_done_share(&self, end: Seq) -> bool {
+        self.replica.position() == end && self.cursor.seq == end
     }
 
     /// [Claims](Self::claim) a batch, [parses](Self::parse) it, and [publishes](Self::publish).
@@ -686,7 +701,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// `idle`, or if frames wait too long. Sends nothing if another worker has the transmit pump.
     pub(crate) fn send_in_turn(&mut self, idle: bool) -> usize {
         let sent = self.shared.world.tx.sent();
-        let below = if idle || self.is_sender_late(sent) {
+        let below = if self.has_sent_all(sent) {
+            return 0;
+        } else if idle || self.is_sender_late(sent) {
             u64::MAX
         } else if self.is_likely_sender(sent) {
             self.own_frames_end(sent)
@@ -697,6 +714,19 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             Some(mut tx) => tx.turn_below(below),
             None => 0,
         }
+    }
+
+    /// Whether the device has taken all frames that this worker knows of, and `sent` numbered ones.
+    #[inline]
+    fn has_sent_all(&mut self, sent: u64) -> bool {
+        let all = self.shared.world.has_sent_all(self.replica.frames().next);
+        if all {
+            self.send_watch = SendWatch {
+                since: self.stragglers.now,
+                sent,
+            };
+        }
+        all
     }
 
     /// The frame number below which this worker may send, from `frame` on: the end of the chunk, or
@@ -728,7 +758,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     #[inline]
     fn is_sender_late(&mut self, sent: u64) -> bool {
         let now = self.stragglers.now;
-        if self.send_watch.sent != sent || self.replica.frames().next == sent {
+        if self.send_watch.sent != sent {
             self.send_watch = SendWatch { since: now, sent };
             return false;
         }
@@ -800,7 +830,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
 
     /// Joins, leaves or parks if that is asked for.
     #[inline]
-    fn begin(&mut self, now: Option<Instant>) -> bool {
+    fn begin(&mut self, now: Option<Instant>) -> Result<(), usize> {
         if let Some(now) = now {
             if self.shared.layout.autoscale {
                 self.count_busy(now);
@@ -812,7 +842,14 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
             self.was_busy = false;
         }
         self.begin_quiet(now);
-        !is_away
+        if is_away {
+            return Err(0);
+        }
+        if self.quiet.naps {
+            self.was_busy = false;
+            return Err(1 + self.serve_units());
+        }
+        Ok(())
     }
 
     /// By default the worker that parses a batch is the primary of its requests: frames come in and
@@ -830,7 +867,6 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
     fn process(&mut self) -> usize {
         match self.log_mode {
             LogMode::Solo => self.process_solo(),
-            _ if self.quiet.naps => 1,
             _ => self.process_log(),
         }
     }
@@ -838,7 +874,10 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
     #[inline]
     fn transmit(&mut self, is_idle: bool) -> usize {
         if self.is_solo() {
-            return self.send().unwrap_or(0);
+            return match self.shared.world.has_sent_all(self.replica.frames().next) {
+                true => 0,
+                false => self.send().unwrap_or(0),
+            };
         }
         if self.quiet.is_aside {
             return 0;
@@ -872,7 +911,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
 
     #[inline]
     fn end(&mut self, done: usize) {
-        self.was_busy = done > 0 && !self.quiet.naps;
+        self.was_busy = done > 0;
         if !self.is_solo() {
             self.count_quiet();
         }

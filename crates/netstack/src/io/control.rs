@@ -27,7 +27,8 @@ const PATIENCE: Duration = Duration::from_millis(10);
 #[derive(Debug, Default)]
 pub(crate) struct ControlFrames {
     frames: SegQueue<Vec<u8>>,
-    /// The cost of the frames. The receive pump adds to it, the transmit pump subtracts.
+    /// The cost of the frames that the device has not taken. The receive pump adds to it, the
+    /// transmit pump subtracts.
     bytes: AtomicUsize,
 }
 
@@ -47,11 +48,21 @@ impl ControlFrames {
         has_room
     }
 
-    /// The oldest frame.
+    /// The oldest frame, which the caller [offers](Self::sent) to the device.
     pub(crate) fn pop(&self) -> Option<Vec<u8>> {
-        let frame = self.frames.pop()?;
-        self.bytes.fetch_sub(cost(&frame), Ordering::Relaxed);
-        Some(frame)
+        self.frames.pop()
+    }
+
+    /// The device has taken this frame.
+    pub(crate) fn sent(&self, frame: &[u8]) {
+        self.bytes.fetch_sub(cost(frame), Ordering::Relaxed);
+    }
+
+    /// Whether the device has taken all frames.
+    #[inline]
+    pub(crate) fn are_sent(&self) -> bool {
+        // ORDERING: Relaxed: a thread that wants to sleep looks at the queue after a fence.
+        self.bytes.load(Ordering::Relaxed) == 0
     }
 
     /// Whether no frame waits.
@@ -112,15 +123,17 @@ mod tests {
         assert_eq!(queue.frames.len(), 4);
         (0..9).for_each(|_| assert!(queue.push(large())));
         assert!(wait.has_to_wait(&queue, at(0)));
+        let send = || queue.pop().map(|frame| queue.sent(&frame));
         for sent in 1..10 {
-            queue.pop();
+            send();
             assert!(wait.has_to_wait(&queue, at(9 * sent)), "{sent}");
         }
         assert!(wait.has_to_wait(&queue, at(90)));
         assert!(!wait.has_to_wait(&queue, at(91)), "it takes none for long");
         while queue.push(large()) {}
         assert_eq!(queue.frames.len(), MOST / cost(&large()));
-        while queue.pop().is_some() {}
+        while send().is_some() {}
+        assert!(queue.are_sent());
         assert!(!wait.has_to_wait(&queue, at(200)));
         assert_eq!(queue.bytes.load(Ordering::Relaxed), 0);
     }

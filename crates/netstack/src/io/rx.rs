@@ -380,10 +380,10 @@ impl RxPump {
             self.world.complete_open(overdue.request_id, UNREACHABLE);
             done += 1;
         }
-        while log.room() > 0 {
-            let Some((open, mac)) = self.connections.opens.pop_front() else {
-                break;
-            };
+        while !self.connections.opens.is_empty()
+            && log.room() > 0
+            && let Some((open, mac)) = self.connections.opens.pop_front()
+        {
             self.publish_open(now, open, mac, log);
             done += 1;
         }

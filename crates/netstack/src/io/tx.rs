@@ -738,7 +738,7 @@ impl Transmitter {
     /// Looks for a hole, after `ready` found no frame: examines the slots of a few chunks. Returns
     /// whether the transmitter should send past the hole.
     pub(crate) fn look_behind(&mut self) -> bool {
-        if self.any_ready() {
+        if self.past == u64::MAX || self.any_ready() {
             return false;
         }
         let ring = &*self.ring;

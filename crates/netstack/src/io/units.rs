@@ -413,10 +413,14 @@ impl UnitQueue {
     /// Processes units of the oldest entry, and calls `more` while there are more. Returns how
     /// many.
     pub(crate) fn serve(&self, more: &dyn Fn()) -> usize {
+        // Cheaper than an attempt to pop, which fences.
+        if self.is_empty() {
+            return 0;
+        }
         let Some(work) = self.waiting.pop() else {
             return 0;
         };
-        if !self.waiting.is_empty() {
+        if !self.is_empty() {
             more();
         }
         work.serve(more)

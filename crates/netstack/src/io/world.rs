@@ -851,6 +851,12 @@ impl World {
         self.tx.sent() < numbered && !self.is_device_refusing()
     }
 
+    /// Whether the device has taken all frames: those below `numbered`, and those without numbers.
+    #[inline]
+    pub(crate) fn has_sent_all(&self, numbered: u64) -> bool {
+        self.tx.sent() == numbered && self.control.are_sent()
+    }
+
     /// Makes the transmit pump return frames to our own link-layer address to us. Must be called
     /// before the first of them is numbered.
     pub(crate) fn enable_loopback(&self) {

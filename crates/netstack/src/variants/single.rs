@@ -101,7 +101,10 @@ impl Worker for SingleWorker {
     }
 
     fn transmit(&mut self, _is_idle: bool) -> usize {
-        self.tx.turn()
+        match self.world.has_sent_all(self.replica.frames().next) {
+            true => 0,
+            false => self.tx.turn(),
+        }
     }
 
     fn serve_units(&mut self) -> usize {

@@ -13,7 +13,7 @@ use dominoes::Seq;
 
 use super::ReplicatedWorker;
 use crate::drive::Worker as _;
-use crate::group::assign::LONE_FRAMES;
+use crate::group::assign::{LONE_BYTES, LONE_FRAMES};
 use crate::group::{FaultHooks, Primaries};
 use crate::io::rx::RxPump;
 use crate::log::request::Request;
@@ -23,9 +23,8 @@ use crate::time::{Duration, Instant};
 const QUIET_TURNS: u32 = 16;
 /// How long a worker stays aside after the last claimer has found the device empty.
 const LOOK_AFTER: Duration = Duration::from_micros(20);
-/// A request with more bytes, a batch with more segments or a turn with more than [`LONE_FRAMES`] and
-/// than requests is load.
-const LONE_BYTES: u32 = 4096;
+/// A request with more than [`LONE_BYTES`], a batch with more segments or a turn with more than
+/// [`LONE_FRAMES`] and than requests is load.
 const LONE_SEGMENTS: u8 = 1;
 /// After this number of lone requests in a row, a worker expects another one.
 const LONE_IN_A_ROW: u8 = 8;

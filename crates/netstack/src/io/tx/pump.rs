@@ -171,6 +171,7 @@ impl TxPump {
                     break;
                 }
                 Ok(_) => {
+                    self.world.control.sent(&frame);
                     self.transmitter.note_unnumbered();
                     done += 1;
                 }
