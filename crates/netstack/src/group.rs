@@ -24,9 +24,8 @@ mod solo;
 mod steal;
 mod worker;
 
-use assign::LONE_BYTES;
 pub use assign::Primaries;
-use assign::PrimaryNamer;
+use assign::{LONE_BYTES, PrimaryNamer};
 use autoscale::{Autoscaler, ScaleDecision, WorkDone};
 pub use fault_hooks::FaultHooks;
 use intake::{ParsedRun, WaitingBatches};

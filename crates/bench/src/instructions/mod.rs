@@ -26,6 +26,7 @@
 pub(crate) mod apart;
 pub mod apply;
 pub mod callgrind;
+mod exchange;
 pub mod functions;
 pub mod gate;
 pub mod report;
@@ -168,6 +169,7 @@ pub fn cases(filter: &str) -> Vec<Case> {
     let mut cases = ring::cases();
     cases.extend(apply::cases());
     cases.extend(stack::cases());
+    cases.extend(exchange::cases());
     cases.retain(|case| case.name.contains(filter));
     cases
 }
