@@ -1,9 +1,9 @@
 //! Experiments: which rows are compared with each other.
 //!
-//! To add a row, register its variant in [`VARIANTS`]: experiments choose
-//! rows by name and by the abilities of a variant. To add an experiment, write a file with its
-//! panels beside the others, and name it in [`EXPERIMENTS`]. What does not compare rows fills
-//! its own [`Table`]s.
+//! To add a row, register its variant in [`VARIANTS`]: experiments choose rows by name and by the
+//! abilities of a variant. To add an experiment, write a file with its panels beside the others, a
+//! `mod` line below, one in [`EXPERIMENTS`] and a row of the table in `crates/bench/README.md`.
+//! What does not compare rows fills its own [`Table`]s.
 
 mod checksum;
 mod connections;

@@ -30,7 +30,7 @@ pub enum Left {
     },
     /// An ICMP error about a datagram of ours.
     DatagramError,
-    /// Its protocol is not known. It may have a tag.
+    /// Its EtherType, ICMP type or content is not handled here. It may have a VLAN tag.
     Unknown,
 }
 

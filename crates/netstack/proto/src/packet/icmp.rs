@@ -164,7 +164,7 @@ pub fn error_about(
     Some(error)
 }
 
-/// Reads an ICMP message that was sent to `dst`.
+/// Reads the ICMP message of an IPv4 packet.
 pub(super) fn parse_icmp(ip: &sw::Ipv4Packet<&[u8]>) -> Result<Packet, Malformed> {
     let icmp = sw::Icmpv4Packet::new_checked(ip.payload()).map_err(|_| Malformed::Truncated)?;
     let dst = ip.dst_addr().into();

@@ -3,8 +3,8 @@
 //! The rule is [`Tcb::ack_soon`]. It runs for each segment, or run of segments, that arrives in
 //! order, after `rcv.nxt` and `rcv.offset` (bytes of the stream so far, which never wraps) have
 //! advanced past it. [`AckDue`] records the acknowledgment that is owed: a rule that counts
-//! more segments adds variants to it, in order, and starts the timer only for the first
-//! segment. A new field belongs in `receive_space.rs`, in its `fields!`, and in `FOR_DATA` of
+//! more segments adds variants to it, in order. Each segment that may wait starts the timer
+//! again. A new field belongs in `receive_space.rs`, in its `fields!`, and in `FOR_DATA` of
 //! `fast_path.rs`. The tests are in `tcp/tests/arriving.rs` and `tests/data/rfc9293_data.toml`;
 //! users read about the rule among the departures in the documentation of [`tcp`](super).
 //!
