@@ -119,7 +119,7 @@ impl Trial {
         if let Some(before) = self.before.take() {
             // Else the application did something else meanwhile.
             if took < self.drives + WINDOW {
-                self.judge(rate() > before + before / MARGIN, now);
+                self.conclude(rate() > before + before / MARGIN, now);
             }
             self.busy = 0;
             self.from = (now, done);
@@ -136,7 +136,7 @@ impl Trial {
         None
     }
 
-    fn judge(&mut self, helps: bool, now: Instant) {
+    fn conclude(&mut self, helps: bool, now: Instant) {
         if helps {
             self.drives = self.drives.times(2).min(LONGEST);
             self.pause = CONTENDED;
