@@ -25,7 +25,7 @@ mod steal;
 mod worker;
 
 pub use assign::Primaries;
-use assign::{LONE_BYTES, PrimaryNamer};
+use assign::{LONE_BYTES, LONE_FRAMES, PrimaryNamer};
 use autoscale::{Autoscaler, ScaleDecision, WorkDone};
 pub use fault_hooks::FaultHooks;
 use intake::{ParsedRun, WaitingBatches};
@@ -147,6 +147,7 @@ impl RxSide {
             writer: &mut self.writer,
             namer: &mut self.namer,
             verifies: None,
+            verified: 0,
         };
         (&mut self.pump, log)
     }
@@ -290,6 +291,9 @@ struct GroupLog<'a> {
     /// Its counters, if it verifies a lone request before it publishes that: no other worker does
     /// meanwhile, so it need not begin a verdict.
     verifies: Option<&'a mut EffectStats>,
+    /// How many it verified. It leaves those after the first few to their primaries: it has the
+    /// pump.
+    verified: u32,
 }
 
 impl GroupLog<'_> {
@@ -342,7 +346,12 @@ impl Log for GroupLog<'_> {
     fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
         let about = &request.digest;
         let verdict = match (verdict, &mut self.verifies) {
-            (None, Some(stats)) if about.kind.has_frames() && about.len <= LONE_BYTES => {
+            (None, Some(stats))
+                if self.verified < LONE_FRAMES
+                    && about.kind.has_frames()
+                    && about.len <= LONE_BYTES =>
+            {
+                self.verified += 1;
                 Some(self.shared.verify(request, &run, stats))
             }
             _ => verdict,

@@ -12,7 +12,7 @@
 //!    numbers. The runs of a batch are published together, so they wait until the log has room for
 //!    all of them.
 //!
-//! A worker that has found one lone request after the other [takes](Direct) a frame or two,
+//! A worker that has found one lone request after the other [takes](Direct) the next frames,
 //! verifies and publishes them in one step, while no batch waits.
 //!
 //! So the log has the batches of each queue in the queue's order, and a worker that fails between
@@ -28,7 +28,6 @@ use dominoes::group::MAX_REPLICAS;
 use dominoes::{TryLock, TryLockGuard};
 use dominoes_drivers::Frame;
 
-use super::assign::LONE_FRAMES;
 use super::queues::QueueOrder;
 use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, GroupLog, ReplicatedShared};
@@ -481,8 +480,8 @@ impl rx::BatchSource<GroupLog<'_>> for Direct<'_> {
                 drop(claimer);
                 return self.publishing.publish(pump, now, log);
             }
-            // More than lone requests have shows that there is load.
-            let mut claiming = Claiming::at_most(LONE_FRAMES as usize + 1, &mut claimer);
+            // As many as by the other way: where a batch ends decides the order of its requests.
+            let mut claiming = Claiming::at_most(MAX_CLAIM, &mut claimer);
             let (done, is_empty) = claiming.publish(pump, now, log);
             if done > 0 {
                 shared.batches.note_claimer(self.worker, now, false);
