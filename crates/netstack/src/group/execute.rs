@@ -5,7 +5,7 @@
 //! the owner of their chunk, and are begun and built in one go ([`tx`](crate::io::tx)). This file
 //! does the worker's own share: its cursor passes a piece only when that piece is done, by this
 //! worker or by one that stole it. While another worker has begun the work at the cursor, the
-//! cursor stands. Work behind it can be [stolen](super::steal) by any worker, this one included.
+//! cursor waits. Any worker, this one included, can [steal](super::steal) the work after it.
 
 use dominoes::{BegunBatch, Seq, WorkState};
 
@@ -138,7 +138,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         })
     }
 
-    /// Whether this worker owns `frame`, one of those that `effect` asks for.
+    /// Whether this worker owns `frame`, for which `effect` asks.
     #[inline(always)]
     fn is_my_frame(&self, frame: u64, applied: &Applied, effect: &Effect) -> bool {
         let owner = match self.shared.world.tx.owner(frame) {
@@ -192,7 +192,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         }
     }
 
-    /// Reports what was done of the batch that this worker has begun, and releases it.
+    /// Reports which pieces of the begun batch are done, and releases the batch.
     pub(crate) fn release_batch(&mut self) {
         if let Some(mut begun) = self.begun.take() {
             let index = self.cursor.seq - begun.first();
@@ -201,7 +201,7 @@ impl<T: FaultHooks> Executor<'_, T> {
     }
 
     /// Builds those frames of the cursor's `effect` that are free, at most `most`, from the cursor
-    /// to the end of a chunk; those of datagrams one by one. Returns how many.
+    /// to the end of a chunk; frames of datagrams one by one. Returns how many.
     #[inline(always)]
     pub(crate) fn build(&mut self, effect: &Effect, most: u32) -> Result<u32, WorkState> {
         let Cursor {

@@ -12,8 +12,8 @@
 //!    numbers. The runs of a batch are published together, so they wait until the log has room for
 //!    all of them.
 //!
-//! A worker that has found one lone request after the other [takes](Direct) the next frames,
-//! verifies and publishes them in one step, while no batch waits.
+//! A worker that has found one lone request after the other [takes](Direct) the next frames
+//! and publishes them in one step, while no batch waits. It verifies the first few before that.
 //!
 //! So the log has the batches of each queue in the queue's order, and a worker that fails between
 //! two steps delays nothing for longer than [`HELP_AFTER`]. Within a batch, the segments of a flow

@@ -1,9 +1,9 @@
 //! Stealing: how a worker does the late work of others.
 //!
 //! A worker retains the effects of every request until it sees that all of them are done
-//! ([`PendingEffects`]): the word of the batch says so, and the words of the chunks of its frames.
-//! If the oldest ones stay, it scans its pending effects, oldest first, skips what is done or
-//! begun, and takes what is late and not begun.
+//! ([`PendingEffects`]): the words of its batch and of the chunks of its frames show that.
+//! If the oldest ones stay, it scans its pending effects, oldest first, skips those that are done
+//! or begun, and takes those that are late and not begun.
 //!
 //! A scan keeps no state. It begins at the oldest pending request, so when it comes to an effect,
 //! it has seen everything before it in the same batch. If it skips an effect that is not done, it
@@ -26,14 +26,14 @@
 //! - In the middle of an effect or a frame: they wait for the rest of that batch, or for the frames
 //!   that it builds together, at most a chunk, and take its other work.
 //! - In a pump: they do other work; input or output waits for its time slice.
-//! - Anywhere, and it unwound or ended: they take its share. Its guards release what it held.
+//! - Anywhere, and it unwound or ended: they take its share. Its guards release its batch and its roles.
 //!
-//! A stopped replica falls behind, and no publisher can reuse the slots of the log that it has
+//! A stopped replica lags, and no publisher can reuse the slots of the log that it has
 //! not applied. So a log of N requests outlasts a stall of N divided by the requests per second.
 //! The transmit pump sends later frames of other connections past a hole ([`tx`](crate::io::tx)).
 //!
 //! The cursor of a worker does not pass a piece that a thief has begun and not done: if the thief
-//! unwinds, the worker does the rest of its own share.
+//! unwinds, the worker does the rest itself.
 
 use dominoes::{Seq, WorkState};
 

@@ -300,7 +300,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Takes the receive pump for one turn: publishes, and autoscales when that is due. The pump
     /// uses this worker's recycler, so frames return to the worker that needs them next. Returns
     /// how much was done, and whether that was lone requests. `None` if another worker has the
-    /// pump. `is_direct`: the pump also claims a frame or two, and publishes them at once.
+    /// pump. `is_direct`: the pump also claims the next frames, and publishes them at once.
     fn take_pump(&mut self, now: Instant, is_direct: bool) -> Option<(usize, bool)> {
         let queues = is_direct.then(|| self.queues());
         let shared = &*self.shared;

@@ -25,8 +25,8 @@ pub(crate) trait Driven: Send + Sync {
     fn end_wait(&self);
 }
 
-/// Payload of full frames: threads that write so much to one connection leave the driving to
-/// others. Those that answer many small requests do more if they drive.
+/// Bytes of payload in a full frame. Threads whose frames are full leave the driving to others; a
+/// thread that answers many small requests does more if it drives.
 pub(crate) const FULL: u64 = 1_000;
 
 /// The end of a wait.
@@ -38,9 +38,9 @@ pub(crate) struct Wait<'a> {
     pub(crate) until: Option<time::Instant>,
     /// Ends the wait when it is readable.
     pub(crate) beside: Option<Beside<'a>>,
-    /// Whether the thread leaves the driving to the worker's own thread if the stack has no pause
-    /// and builds frames with so many bytes of payload on average: it works on the bytes that it
-    /// waits for, so two cores do more.
+    /// The mean payload of a frame, in bytes, from which on the thread leaves the driving of a stack
+    /// without pauses to the worker's own thread: it works on the bytes that it waits for, so two
+    /// cores do more. `None`: it never does.
     pub(crate) leaves: Option<u64>,
     /// Whether the thread need not wait any more.
     pub(crate) is_over: &'a mut dyn FnMut() -> bool,

@@ -89,7 +89,7 @@ impl Quiet {
         self.turns >= QUIET_TURNS
     }
 
-    /// Whether it takes frames and publishes them in one step: such steps take few frames at once.
+    /// Whether it takes frames and publishes them in one step, since few are expected.
     pub(super) const fn is_direct(&self) -> bool {
         self.lone >= LONE_IN_A_ROW
     }
