@@ -143,10 +143,12 @@ mod run {
             own || self.is_tls()
         }
 
-        /// The directions that it has.
-        fn ways(self) -> &'static [Way] {
+        /// The directions that it has. No setting of an interface keeps what is written to its TAP
+        /// small.
+        fn ways(self, device: Device, frames: Frames) -> &'static [Way] {
             match self {
                 Load::Search | Load::Blocks | Load::Ingest => &[Way::Receive],
+                _ if (device, frames) == (Device::Tap, Frames::Small) => &[Way::Receive],
                 Load::Iperf | Load::ZeroCopy | Load::V6 | Load::Aes => &Way::ALL,
                 _ => &[Way::Send],
             }
@@ -520,6 +522,10 @@ mod run {
             }
             let process = Process::spawn(place.command(&program), &arguments)?;
             process.line(PATIENCE)?;
+            // Opening a TAP turns its offloads on.
+            if (device, row.frames) == (Device::Tap, Frames::Small) {
+                self.far.offloads("tap0", false)?;
+            }
             Ok((process, address))
         }
 
@@ -727,8 +733,9 @@ mod run {
             };
             let (mut kept, mut controls) = (Vec::new(), Vec::new());
             for &load in loads {
-                for way in load.ways().iter().copied() {
-                    if load.ways().len() > 1 && !self.options.ways.contains(&way) {
+                let ways = load.ways(device, frames);
+                for &way in ways {
+                    if ways.len() > 1 && !self.options.ways.contains(&way) {
                         continue;
                     }
                     let row = Row {
