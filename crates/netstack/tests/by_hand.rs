@@ -20,7 +20,7 @@ use dominoes_testkit::app::Traffic;
 use dominoes_testkit::device::Around;
 use dominoes_testkit::hand::{self, Scripted, Shape};
 use dominoes_testkit::link::{Faults, ImpairedLink, LinkConfig};
-use dominoes_testkit::packet::{self, ACK, SYN, Segment, TO_STACK};
+use dominoes_testkit::packet::{self, ACK, RST, SYN, Segment, TO_STACK};
 use dominoes_testkit::peer::Peer;
 use dominoes_testkit::rng::Cases;
 
@@ -581,4 +581,45 @@ fn no_log_is_replayed_over_what_an_application_borrows() {
     while again.replay(&mut recording).unwrap() {}
     let refused = again.sockets().bind_udp(PORT).unwrap_err();
     assert_eq!(refused, SocketError::Aborted);
+}
+
+/// Short connections keep a server so busy that each turn finds frames and a timer that is due.
+#[test]
+fn closed_connections_are_freed_while_every_turn_has_frames_and_a_due_timer() {
+    for variant in Variant::ALL {
+        let limits = Limits::default().connections(3);
+        let mut host = Scripted::new(variant, setup(US).limits(limits));
+        let listener = host.sockets().listen(PORT, 3).unwrap();
+        host.receive(packet::arp_request(TO_STACK));
+        // Each byte of one of these lets the timer of its acknowledgment run until the next turn.
+        let mut others = [4000, 4001].map(|port| Peer::new(TO_STACK, (port, PORT), 900));
+        let mut streams = Vec::new();
+        for other in &mut others {
+            for frame in host.receive(other.says(SYN, &[])) {
+                other.hears(&frame);
+            }
+            host.receive(other.says(ACK, &[]));
+            streams.push(listener.try_accept().unwrap());
+        }
+        host.receive(others[1].says(ACK, b"x"));
+        for port in 5000..5020 {
+            let mut peer = Peer::new(TO_STACK, (port, PORT), 900);
+            let mut busy_turns = |frame: Vec<u8>, turns| {
+                host.script.push(frame);
+                for _ in 0..turns {
+                    host.now = host.next_deadline();
+                    host.script.push(others[0].says(ACK, b"x"));
+                    others.swap(0, 1);
+                    host.stacks[0].turn(host.now);
+                }
+                host.script.take_sent()
+            };
+            let sent = busy_turns(peer.says(SYN, &[]), 2);
+            let answer = sent.iter().find_map(|(frame, _)| peer.hears(frame));
+            assert!(answer.is_some(), "{variant}: {port} is refused");
+            busy_turns(peer.says(ACK, &[]), 1);
+            drop(listener.try_accept());
+            busy_turns(peer.says(RST | ACK, &[]), 3);
+        }
+    }
 }

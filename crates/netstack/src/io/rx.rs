@@ -244,6 +244,7 @@ impl RxPump {
             self.configured = true;
             self.host.announce_again(now);
         }
+        let performed = self.take_closed(log);
         if !self.world.hints.is_empty() {
             self.take_hints(now);
         }
@@ -257,7 +258,7 @@ impl RxPump {
             }
             done = frames;
         }
-        done += self.poll_queues(now, log);
+        done += self.poll_queues(now, performed, log);
         let (frames, device_empty) = batches.publish(self, now, log);
         done += frames;
         if device_empty && done == 0 {
@@ -353,15 +354,30 @@ impl RxPump {
         }
     }
 
-    fn poll_queues(&mut self, now: Instant, log: &mut impl Log) -> usize {
-        // These two come before anything is published: without a log, the requests of this turn are
-        // performed only after it, so a later check of `performed` could fail in every turn.
-        let mut done = 0;
-        if !self.world.queues.unbound.is_empty() || !self.datagrams.closing.is_empty() {
-            done += self.free_sockets(log);
+    /// Takes what was closed. Returns the position below which all was performed when this turn
+    /// began: without a log, the requests of a turn are performed only after it, so a later look
+    /// could fail in every turn. Comes before the hints are taken, so that no later run has the
+    /// hint of a connection that is taken here.
+    fn take_closed(&mut self, log: &mut impl Log) -> u64 {
+        if !self.world.queues.unbound.is_empty() {
+            self.take_unbound(log);
         }
-        if !self.world.retired.is_empty() || !self.connections.closing.is_empty() {
-            done += self.reap(now, log);
+        if !self.world.retired.is_empty() {
+            self.take_retired(log);
+        }
+        match self.datagrams.closing.is_empty() && self.connections.closing.is_empty() {
+            true => 0,
+            false => log.performed(),
+        }
+    }
+
+    fn poll_queues(&mut self, now: Instant, performed: u64, log: &mut impl Log) -> usize {
+        let mut done = 0;
+        if !self.datagrams.closing.is_empty() {
+            done += self.free_sockets(performed);
+        }
+        if !self.connections.closing.is_empty() {
+            done += self.reap(now, performed, log);
         }
         self.with_host(now, |host| host.on_time(now));
         if self.connections.held.next_deadline() <= now {

@@ -87,8 +87,8 @@ impl RxPump {
         conn
     }
 
-    /// Frees the places of closed connections whose work is done and whose sockets are gone.
-    pub(super) fn reap(&mut self, now: Instant, log: &mut impl Log) -> usize {
+    /// Takes the primaries' reports of closed connections.
+    pub(super) fn take_retired(&mut self, log: &mut impl Log) {
         while !self.world.retired.is_empty()
             && let Some((conn, frames)) = self.world.retired.pop()
         {
@@ -97,9 +97,14 @@ impl RxPump {
             let closing = (log.published(), frames.min(credit), conn);
             self.connections.closing.push_back(closing);
         }
+    }
+
+    /// Frees the places of closed connections whose work, below the position `performed`, is done
+    /// and whose sockets are gone.
+    pub(super) fn reap(&mut self, now: Instant, performed: u64, log: &mut impl Log) -> usize {
         let (mut done, mut discarded) = (0, 0);
         while let Some(&(position, frames, conn)) = self.connections.closing.front() {
-            if position > log.performed() || log.room() == 0 || discarded == LOOKS {
+            if position > performed || log.room() == 0 || discarded == LOOKS {
                 break;
             }
             // Frames that wait for the device may have payload in the connection's send ring.

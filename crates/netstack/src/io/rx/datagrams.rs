@@ -804,17 +804,21 @@ impl RxPump {
         upto
     }
 
-    /// Frees the places of closed sockets whose work is done. Returns how many.
-    pub(super) fn free_sockets(&mut self, log: &mut impl Log) -> usize {
+    /// Takes the closed sockets.
+    pub(super) fn take_unbound(&mut self, log: &mut impl Log) {
         while !self.world.queues.unbound.is_empty()
             && let Some(socket) = self.world.queues.unbound.pop()
         {
             let datagrams = &mut self.datagrams;
             datagrams.closing.push_back((log.published(), socket));
         }
+    }
+
+    /// Frees closed sockets whose work, below the position `performed`, is done.
+    pub(super) fn free_sockets(&mut self, performed: u64) -> usize {
         let mut done = 0;
         while let Some(&(position, socket)) = self.datagrams.closing.front()
-            && position <= log.performed()
+            && position <= performed
         {
             self.datagrams.closing.pop_front();
             let next = self.world.queues.recycle(socket);
