@@ -10,6 +10,7 @@
 //!   joiner, it begins with a snapshot of the state. It stays only if two separate windows agree:
 //!   the group works more per second with it than in the window before, by more than [`MARGIN`] of
 //!   one replica's work; then the same again, after a window without it. Else it is *parked* again.
+//!   After a time without work, the first window is shorter and comes after [`BEGINNING`].
 //! - A trial that goes clearly wrong ends after [`EARLY`] or, if a third of the work is lost,
 //!   after [`FIRST_LOOK`].
 //! - While the threads of the active replicas get less than [`CORE_SHARE`] of a core, other threads
@@ -34,6 +35,13 @@ use crate::time::{Duration, Instant};
 
 /// Time between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+/// A time without a check in which there was nothing to do.
+const GAP: Duration = Duration::from_millis(20);
+/// After a [`GAP`], a stream begins slowly, so its first work is not measured.
+const BEGINNING: Duration = Duration::from_millis(20);
+/// Shortest time of the measurement after that and before the first trial: if another replica
+/// helps, the time until then is lost.
+const FIRST_WINDOW: Duration = Duration::from_millis(40);
 /// Shortest time of a measurement, unless its result is clear [`EARLY`].
 const WINDOW: Duration = Duration::from_millis(100);
 /// Longest time of a measurement, for a result that is not clear, and of the one before a trial.
@@ -48,6 +56,9 @@ const EARLY: Duration = Duration::from_millis(30);
 const FIRST_LOOK: Duration = Duration::from_millis(20);
 /// Shortest time from one trial to the next, as far as the replicas were busy.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// The same after a trial that leaves all replicas active: two windows have just told that each
+/// helps.
+const KEPT_PAUSE: Duration = Duration::from_millis(400);
 /// Longest time from one trial to the next. Short enough that a change of the load is followed
 /// within two seconds; long enough that trials in vain cost less than a hundredth of the work.
 const LONGEST_PAUSE: Duration = Duration::from_millis(1200);
@@ -132,6 +143,8 @@ struct ScaleTrial {
     /// Whether the new number stays if the next window agrees: an earlier one did, or one replica
     /// less is tried because other threads need the cores.
     is_second: bool,
+    /// How long the group measures the old number between the two windows.
+    between: Duration,
 }
 
 impl ScaleTrial {
@@ -159,8 +172,10 @@ impl ScaleTrial {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ScalePhase {
-    /// No trial is running.
-    Stable,
+    /// There is work again.
+    Beginning,
+    /// No trial is running, and none begins before this time has passed.
+    Stable(Duration),
     /// The number was changed, but caches are not warm yet.
     WarmingUp(ScaleTrial),
     /// The group measures the new number.
@@ -195,7 +210,7 @@ impl Autoscaler {
         Autoscaler {
             next_check: Instant::ZERO,
             checks: [(Instant::ZERO, WorkDone::default()); CHECKS + 1],
-            phase: ScalePhase::Stable,
+            phase: ScalePhase::Beginning,
             phase_start: (Instant::ZERO, WorkDone::default()),
             pause: FIRST_PAUSE,
             next_trial: None,
@@ -228,14 +243,27 @@ impl Autoscaler {
         self.checks.rotate_right(1);
         self.checks[0] = (now, done);
         let in_phase = now.since(self.phase_start.0);
+        let is_after_gap = now.since(self.checks[1].0) > GAP;
         match self.phase {
-            ScalePhase::Stable if in_phase >= WINDOW => self.decide_when_stable(active, can_unpark),
+            ScalePhase::Beginning | ScalePhase::Stable(_) if is_after_gap && active == 1 => {
+                self.enter(ScalePhase::Beginning);
+                ScaleDecision::Keep
+            }
+            ScalePhase::Beginning if in_phase >= BEGINNING => {
+                self.enter(ScalePhase::Stable(FIRST_WINDOW));
+                ScaleDecision::Keep
+            }
+            ScalePhase::Stable(least) if in_phase >= least => {
+                self.decide_when_stable(active, can_unpark)
+            }
             ScalePhase::WarmingUp(trial) if in_phase >= WARM_UP => {
                 self.enter(ScalePhase::Measuring(trial));
                 ScaleDecision::Keep
             }
-            ScalePhase::Measuring(trial) if in_phase >= FIRST_LOOK => self.measure(trial, in_phase),
-            ScalePhase::Returned(trial) if in_phase >= WARM_UP + WINDOW => {
+            ScalePhase::Measuring(trial) if in_phase >= FIRST_LOOK => {
+                self.measure(trial, in_phase, can_unpark)
+            }
+            ScalePhase::Returned(trial) if in_phase >= WARM_UP + trial.between => {
                 let before = self.per_second(self.window_start());
                 self.enter(ScalePhase::WarmingUp(ScaleTrial { before, ..trial }));
                 trial.change()
@@ -247,7 +275,7 @@ impl Autoscaler {
     /// The change that was decided last was not made: the group works as before, and decides
     /// again soon.
     pub(crate) fn change_failed(&mut self) {
-        self.enter(ScalePhase::Stable);
+        self.enter(ScalePhase::Stable(WINDOW));
         if let Some((at, _)) = &mut self.next_trial {
             *at = self.checks[0].1.busy;
         }
@@ -263,7 +291,7 @@ impl Autoscaler {
             recent.core_share(),
         );
         if active > 1 && busy <= (active - 1) * (passed - passed / 4) {
-            self.enter(ScalePhase::Stable);
+            self.enter(ScalePhase::Stable(WINDOW));
             self.note(ScaleReason::Idle);
             // When there is more to do again, the last replica is tried at once if it helped.
             if let (Some((at, _)), true) = (&mut self.next_trial, self.try_more) {
@@ -302,6 +330,7 @@ impl Autoscaler {
             before: self.per_second((then, before)),
             mean,
             is_second: is_taken,
+            between: WINDOW,
         };
         self.stats.trials += 1;
         self.enter(ScalePhase::WarmingUp(trial));
@@ -310,7 +339,7 @@ impl Autoscaler {
 
     /// Compares the work of the trial so far with the work before it, and ends the trial if the
     /// result is clear after this time.
-    fn measure(&mut self, trial: ScaleTrial, passed: Duration) -> ScaleDecision {
+    fn measure(&mut self, trial: ScaleTrial, passed: Duration, can_unpark: bool) -> ScaleDecision {
         let after = self.per_second(self.phase_start);
         let share = self.checks[0].1.since(self.phase_start.1).core_share();
         let (with_fewer, with_more) = match trial.more {
@@ -336,20 +365,29 @@ impl Autoscaler {
             (false, false) => ScaleReason::HelpsNot,
         };
         match is_better {
-            true if trial.is_second => self.keep(trial, share, reason),
+            true if trial.is_second => {
+                self.pause = match trial.more && !can_unpark {
+                    true => KEPT_PAUSE,
+                    false => FIRST_PAUSE,
+                };
+                self.keep(trial, share, reason)
+            }
             true => {
-                let is_second = true;
-                self.enter(ScalePhase::Returned(ScaleTrial { is_second, ..trial }));
+                self.enter(ScalePhase::Returned(ScaleTrial {
+                    is_second: true,
+                    between: if differ(4) { EARLY } else { WINDOW },
+                    ..trial
+                }));
                 trial.undo()
             }
             false => self.confirm(trial, share, reason),
         }
     }
 
-    /// Ends a trial whose number is better than the previous one. It may be tried again soon: what
-    /// helped once may help again.
+    /// Ends a trial whose number is better than the previous one. If there is another one, it is
+    /// tried soon: what helped once may help again.
     fn keep(&mut self, trial: ScaleTrial, share: u64, reason: ScaleReason) -> ScaleDecision {
-        (self.pause, self.try_more) = (FIRST_PAUSE, trial.more);
+        self.try_more = trial.more;
         let mean = self.checks[0].1.since(self.phase_start.1).mean_payload();
         self.end_trial(trial.fewer + u64::from(trial.more), mean, share, reason);
         ScaleDecision::Keep
@@ -382,7 +420,7 @@ impl Autoscaler {
         self.next_trial = Some((busy + pause, mean));
         self.last_share = share;
         self.note(reason);
-        self.enter(ScalePhase::Stable);
+        self.enter(ScalePhase::Stable(WINDOW));
     }
 
     fn note(&mut self, reason: ScaleReason) {
@@ -573,7 +611,7 @@ mod tests {
             group.pass(1);
         }
         group.together = [0, 100, 100, 100];
-        assert_eq!(group.pass(500), (1, 1));
+        assert_eq!(group.pass(400), (1, 1));
         assert_eq!(
             (group.active, group.reason()),
             (1, Some(ScaleReason::HelpsNot))
@@ -659,32 +697,40 @@ mod tests {
         assert_eq!(group.settle(4_000), 3);
     }
 
-    /// Streams that follow each other after pauses, and end within a second.
+    /// Streams that follow each other after pauses, in which nobody asks, and that begin slowly.
     #[test]
     fn short_streams_lose_little_by_trials() {
-        for (ms, two) in [
-            (300, 75),
-            (700, 50),
-            (700, 75),
-            (700, 90),
-            (1500, 50),
-            (1500, 75),
+        for (ms, two, least) in [
+            (300, 75, 980),
+            (700, 50, 980),
+            (700, 75, 980),
+            (700, 90, 980),
+            (1000, 60, 980),
+            (1000, 90, 980),
+            (2000, 50, 980),
+            (2000, 75, 980),
+            (1000, 130, 960),
+            (2000, 110, 975),
+            (2000, 130, 975),
         ] {
             let mut group = Group::new([0, 100, two, two]);
             group.most = 2;
             let mut done = Vec::new();
             for _ in 0..8 {
-                group.wanted = 0;
-                group.pass(300);
-                let before = group.done.requests;
-                group.wanted = 1000;
-                group.pass(ms);
-                done.push(10 * (group.done.requests - before) / ms);
+                group.now += Duration::from_millis(300);
+                let (before, mut possible) = (group.done.requests, 0);
+                for at in 1..=ms {
+                    let slow = |work: u64| work * at.min(20) / 20;
+                    group.together = [0, slow(100), slow(two), slow(two)];
+                    possible += slow(two.max(100));
+                    group.pass(1);
+                }
+                done.push(1000 * (group.done.requests - before) / possible);
             }
             let mean = done.iter().sum::<u64>() / 8;
             println!("{ms} ms, two do {two} %: {mean} {done:?} of 1000");
             let worst = done.iter().min().copied().unwrap_or(0);
-            assert!(mean >= 980 && worst >= 950, "{ms} ms, two do {two} %");
+            assert!(mean >= least && worst >= 950, "{ms} ms, two do {two} %");
         }
     }
 

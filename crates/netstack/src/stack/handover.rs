@@ -124,6 +124,10 @@ impl Trial {
             self.busy = 0;
             self.from = (now, done);
         } else if took > LONGEST_WINDOW || now < self.not_before {
+            if took > LONGEST_WINDOW {
+                // A stream begins slowly: with its first bytes, any attempt would help.
+                self.not_before = self.not_before.max(now + WINDOW);
+            }
             self.from = (now, done);
         } else if self.busy >= BUSY && took >= WINDOW {
             self.busy = 0;
@@ -605,6 +609,17 @@ mod tests {
         thread.until_deputy();
         thread.deputy(11);
         assert!(thread.until_deputy() < 25_000);
+    }
+
+    #[test]
+    fn the_slow_begin_of_a_stream_is_not_what_an_attempt_is_compared_with() {
+        let mut thread = Busy::new(0, (0, 1_448));
+        // Nothing came for a second.
+        thread.wait(1_000_000, 0);
+        (0..20).for_each(|_| thread.wait(1_000, 5));
+        assert!(thread.until_deputy() <= 21_000);
+        thread.deputy(10);
+        assert!(thread.until_deputy() > 200_000, "it did not help");
     }
 
     #[test]
