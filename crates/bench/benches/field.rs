@@ -42,9 +42,6 @@
 //! replica did, its client included, without waiting; but a client is one thread, and has one core
 //! at most. So the bound is 8 over the client's CPU, if that is more than half of all.
 //!
-//! `rate/better fixed` is over one replica or two, whichever was faster in the other rounds: the
-//! faster of two noisy samples is a bound that even that number itself misses by half the noise.
-//!
 //! Before each client, a control runs the same loop on every core. A sample whose control took
 //! more than 1.1 times the median is disturbed, and left out of ratios if others remain.
 //!
