@@ -55,7 +55,7 @@ use crate::io::setup::Setup;
 use crate::io::sleep::{Receiving, Sleepers};
 use crate::io::tx::TxPump;
 use crate::io::world::World;
-use crate::io::{Batch, BatchRuns, Run};
+use crate::io::{BatchRuns, ClaimedFrames, Run};
 use crate::log::effect::Effect;
 use crate::log::request::{MAX_RUN, Request, Verdict};
 use crate::socket::Sockets;
@@ -371,7 +371,7 @@ impl Log for GroupLog<'_> {
     }
 
     /// The frames of a batch return as soon as it is done.
-    fn reclaim(&mut self, _: &mut dyn FnMut(Batch)) {}
+    fn reclaim(&mut self, _: &mut dyn FnMut(ClaimedFrames)) {}
 
     fn published(&self) -> u64 {
         self.writer.next_seq()

@@ -35,7 +35,7 @@ use crate::io::claim::MAX_CLAIM;
 use crate::io::gro::{Found, OpenRun, Parser};
 use crate::io::rx::{self, Claiming, Log as _, RESERVED, RxPump};
 use crate::io::sync::AtomicU64;
-use crate::io::{Batch, BatchRuns, FrameRecycler, Run};
+use crate::io::{BatchRuns, ClaimedFrames, FrameRecycler, Run};
 use crate::log::request::{ConnId, Flow, Request, Verdict};
 use crate::time::{Duration, Instant};
 
@@ -60,7 +60,7 @@ pub(super) struct ParsedRun {
 #[derive(Default)]
 pub(crate) struct Parsed {
     /// `None` between two uses.
-    batch: Option<Batch>,
+    batch: Option<ClaimedFrames>,
     /// The worker that parsed it.
     worker: u8,
     /// Whether another worker claimed it.
@@ -79,7 +79,7 @@ pub(crate) struct Parsed {
 
 impl Found for Parsed {
     #[inline]
-    fn run(&mut self, open: &mut OpenRun, batch: &Batch, verdict: Option<Verdict>) {
+    fn run(&mut self, open: &mut OpenRun, batch: &ClaimedFrames, verdict: Option<Verdict>) {
         self.runs.push(open.frames(batch));
         if self.count == self.parsed.len() {
             self.grow(open);
@@ -105,7 +105,7 @@ enum WaitingSlot {
     #[default]
     Free,
     /// Claimed at this time.
-    Claimed(Batch, Instant),
+    Claimed(ClaimedFrames, Instant),
     Parsed(Box<Parsed>),
 }
 
@@ -187,7 +187,7 @@ impl WaitingBatches {
         &self,
         (id, now): (usize, Instant),
         frames: Vec<Frame>,
-    ) -> Result<(u64, Batch), Vec<Frame>> {
+    ) -> Result<(u64, ClaimedFrames), Vec<Frame>> {
         loop {
             // ORDERING: Acquire, pairs with the Release in `publish`: the slot is free again, and
             // `number` is not below.
@@ -209,8 +209,8 @@ impl WaitingBatches {
                 Ordering::Relaxed,
             );
             if taken.is_ok() {
-                let batch = Batch::new(frames);
-                *slot = WaitingSlot::Claimed(Batch::clone(&batch), now);
+                let batch = ClaimedFrames::new(frames);
+                *slot = WaitingSlot::Claimed(ClaimedFrames::clone(&batch), now);
                 self.note_claimer(id, now, false);
                 return Ok((number, batch));
             }
@@ -240,7 +240,7 @@ impl WaitingBatches {
 
     /// The oldest batch that is not published, if it is claimed since before `before` and not
     /// parsed.
-    fn oldest_unparsed(&self, before: Instant) -> Option<(u64, Batch)> {
+    fn oldest_unparsed(&self, before: Instant) -> Option<(u64, ClaimedFrames)> {
         let number = self.published.load(Ordering::Relaxed);
         // ORDERING: Acquire, pairs with the Release in `claim`.
         if number >= self.claimed.count.load(Ordering::Acquire) {
@@ -248,7 +248,7 @@ impl WaitingBatches {
         }
         match &*self.slot(number).try_take()? {
             WaitingSlot::Claimed(batch, since) if *since <= before => {
-                Some((number, Batch::clone(batch)))
+                Some((number, ClaimedFrames::clone(batch)))
             }
             _ => None,
         }
@@ -326,7 +326,7 @@ enum Put {
 pub(crate) struct Intake {
     parser: Parser,
     /// The batch that this worker claimed and has not parsed.
-    claimed: Option<(u64, Batch)>,
+    claimed: Option<(u64, ClaimedFrames)>,
     /// The batch that it parsed, whose slot was taken at that moment.
     parsed: Option<(u64, Box<Parsed>)>,
     /// Kept for reuse.
@@ -352,13 +352,13 @@ impl Intake {
         &mut self,
         shared: &ReplicatedShared,
         worker: usize,
-        batch: &Batch,
+        batch: &ClaimedFrames,
         recycler: &mut FrameRecycler,
     ) -> Box<Parsed> {
         let mut parsed = self.spare.pop().unwrap_or_default();
         parsed.worker = worker as u8;
         parsed.runs = recycler.spare_runs();
-        parsed.batch = Some(Batch::clone(batch));
+        parsed.batch = Some(ClaimedFrames::clone(batch));
         parsed.segments = self.parser.parse(&shared.world, batch, &mut *parsed);
         parsed
     }
@@ -499,9 +499,9 @@ impl rx::BatchSource<GroupLog<'_>> for Direct<'_> {
 }
 
 impl Parsed {
-    fn is_of(&self, batch: &Batch) -> bool {
+    fn is_of(&self, batch: &ClaimedFrames) -> bool {
         let own = self.batch.as_ref();
-        own.is_some_and(|own| Batch::ptr_eq(own, batch))
+        own.is_some_and(|own| ClaimedFrames::ptr_eq(own, batch))
     }
 
     #[cold]

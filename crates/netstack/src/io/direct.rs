@@ -5,7 +5,7 @@ use super::perform::{self, Template};
 use super::prepare::prepare_and_store;
 use super::world::{Wakes, World};
 use crate::io::rx::Log;
-use crate::io::{Batch, Run};
+use crate::io::{ClaimedFrames, Run};
 use crate::log::effect::{Deliver, Effect, EffectSink, Transmit};
 use crate::log::request::{Request, Verdict};
 use crate::state::apply::{ReplicaState, Requests};
@@ -88,11 +88,11 @@ impl Log for DirectLog {
         self.end += 1;
     }
 
-    fn reclaim(&mut self, each: &mut dyn FnMut(Batch)) {
+    fn reclaim(&mut self, each: &mut dyn FnMut(ClaimedFrames)) {
         let done = self.entries[..self.done].iter_mut();
         for batch in done.filter_map(|entry| entry.run.take_batch()) {
             // Only this thread has handles of a batch.
-            match Batch::strong_count(&batch) {
+            match ClaimedFrames::strong_count(&batch) {
                 1 => each(batch),
                 _ => drop(batch),
             }

@@ -23,7 +23,7 @@ use dominoes_drivers::Frame;
 
 use crate::io::prepare::{is_good, is_verified_by_device};
 use crate::io::world::World;
-use crate::io::{Batch, Indices, Run};
+use crate::io::{ClaimedFrames, Indices, Run};
 use crate::ip::route::is_martian_v6;
 use crate::log::request::{
     Acks, Body, ConnId, Digest, Flags, Flow, MAX_RUN, MORE_ACKS, MORE_ALIKE, Mac, Options, Request,
@@ -133,7 +133,7 @@ pub(crate) trait Found {
     /// A run of segments of `batch` for us ended. `open` has its request, without time, credit,
     /// hint and cursors, and its [frames](OpenRun::frames). The verdict is given if it is known
     /// without reading the payload.
-    fn run(&mut self, open: &mut OpenRun, batch: &Batch, verdict: Option<Verdict>);
+    fn run(&mut self, open: &mut OpenRun, batch: &ClaimedFrames, verdict: Option<Verdict>);
     /// Frame `index` of the batch is something else.
     fn other(&mut self, index: usize);
 }
@@ -159,7 +159,12 @@ impl Parser {
     }
 
     /// Passes the contents of `batch` to `found`. Returns how many segments for us it had.
-    pub(crate) fn parse(&mut self, world: &World, batch: &Batch, found: &mut impl Found) -> u64 {
+    pub(crate) fn parse(
+        &mut self,
+        world: &World,
+        batch: &ClaimedFrames,
+        found: &mut impl Found,
+    ) -> u64 {
         self.parse_by(segment_for, world, batch, found)
     }
 
@@ -167,7 +172,7 @@ impl Parser {
     pub(crate) fn parse_looped(
         &mut self,
         world: &World,
-        batch: &Batch,
+        batch: &ClaimedFrames,
         found: &mut impl Found,
     ) -> u64 {
         self.parse_by(looped_segment, world, batch, found)
@@ -178,7 +183,7 @@ impl Parser {
         &mut self,
         segment_for: impl Fn(&World, &Frame) -> Option<(wire::Tcp, [u8; 6])>,
         world: &World,
-        batch: &Batch,
+        batch: &ClaimedFrames,
         found: &mut impl Found,
     ) -> u64 {
         let frames = &batch[..];
@@ -223,7 +228,7 @@ impl Parser {
         &mut self,
         tcp: &wire::Tcp,
         src: [u8; 6],
-        (batch, at): (&Batch, usize),
+        (batch, at): (&ClaimedFrames, usize),
         found: &mut impl Found,
     ) {
         self.switch_to(tcp);
@@ -536,7 +541,7 @@ impl OpenRun {
     /// Begins a run, after the end of this one, with each of the next segments that has PSH and
     /// continues the flow, beginning with frame `at` of the batch. Returns how many.
     #[inline(always)]
-    fn pushed(&mut self, batch: &Batch, at: usize, found: &mut impl Found) -> usize {
+    fn pushed(&mut self, batch: &ClaimedFrames, at: usize, found: &mut impl Found) -> usize {
         let frame = batch.get(at).filter(|_| self.begun && !self.is_acks);
         if !frame.is_some_and(|frame| self.seems_to_continue_with(frame.bytes())) {
             return 0;
@@ -552,7 +557,7 @@ impl OpenRun {
     fn pushed_as<const WORDS: usize, const HEAD: usize>(
         &mut self,
         next: &wire::Template<WORDS, HEAD>,
-        batch: &Batch,
+        batch: &ClaimedFrames,
         at: usize,
         found: &mut impl Found,
     ) -> usize {
@@ -677,7 +682,7 @@ impl OpenRun {
 
     /// Ends the run, if there is one, and passes it to `found`.
     #[inline(always)]
-    fn end(&mut self, batch: &Batch, found: &mut impl Found) {
+    fn end(&mut self, batch: &ClaimedFrames, found: &mut impl Found) {
         if self.begun {
             let verdict = self.finish();
             found.run(self, batch, verdict);
@@ -703,7 +708,7 @@ impl OpenRun {
 
     /// The frames of the run that ended last, which were in `batch`. Acknowledgments need none.
     #[inline(always)]
-    pub(crate) fn frames(&self, batch: &Batch) -> Run {
+    pub(crate) fn frames(&self, batch: &ClaimedFrames) -> Run {
         match self.is_acks {
             true => Run::default(),
             false => Run::new(batch, self.indices, self.request.digest.seg_seq, None),
@@ -868,7 +873,7 @@ pub(super) mod tests {
 
     fn take(run: &mut OpenRun) -> Option<(Run, Option<Verdict>)> {
         let verdict = run.begun.then(|| run.finish())?;
-        Some((run.frames(&Batch::default()), verdict))
+        Some((run.frames(&ClaimedFrames::default()), verdict))
     }
 
     /// How many frames the run that ends now has.
@@ -919,7 +924,7 @@ pub(super) mod tests {
 
     /// Notes the first sequence number of each run, and whether it is marked as followed.
     impl Found for Vec<(u32, bool)> {
-        fn run(&mut self, open: &mut OpenRun, _: &Batch, _: Option<Verdict>) {
+        fn run(&mut self, open: &mut OpenRun, _: &ClaimedFrames, _: Option<Verdict>) {
             let digest = &open.request.digest;
             self.push((digest.seg_seq.0, digest.bits & Digest::FOLLOWED != 0));
         }
@@ -935,7 +940,7 @@ pub(super) mod tests {
         let mut parser = Parser::new();
         let mut marks = |frames: &[(u32, usize, Flags)]| {
             let frames_of = frames.iter().map(|of| merged(of.0, of.1, of.2));
-            let batch = Batch::new(frames_of.collect());
+            let batch = ClaimedFrames::new(frames_of.collect());
             let mut found = Vec::new();
             parser.parse_looped(&world, &batch, &mut found);
             let seqs = found.iter().map(|(seq, _)| *seq);
@@ -1018,7 +1023,7 @@ pub(super) mod tests {
     struct Ended(Vec<(Request, usize, Option<Verdict>)>);
 
     impl Found for Ended {
-        fn run(&mut self, open: &mut OpenRun, _: &Batch, verdict: Option<Verdict>) {
+        fn run(&mut self, open: &mut OpenRun, _: &ClaimedFrames, verdict: Option<Verdict>) {
             let first = open.indices.iter().next().expect("a run has frames");
             self.0.push((open.request, first, verdict));
         }
@@ -1037,7 +1042,7 @@ pub(super) mod tests {
             frames.extend((before..before + 3).map(|i| pushed(seq(i))));
             frames.push(frame(seq(before + 3), Flags::ACK, &[1; 10]));
             let (headers, frames): (Vec<_>, Vec<_>) = frames.into_iter().unzip();
-            let batch = Batch::new(frames);
+            let batch = ClaimedFrames::new(frames);
             let mut runs = [OpenRun::default(), OpenRun::default()];
             let mut ended = [Ended::default(), Ended::default()];
             // A run that is not full takes the first one that is pushed.
@@ -1148,7 +1153,7 @@ pub(super) mod tests {
         // `emit_tcp` computes no checksum: it does not know the payload.
         assert!(run.push(&tcp, [2; 6], &frame, 0));
         let verdict = run.finish();
-        let (run, request) = (run.frames(&Batch::new(vec![frame])), run.request);
+        let (run, request) = (run.frames(&ClaimedFrames::new(vec![frame])), run.request);
         assert_eq!((request.digest.count, run.frames().len()), (1, 1));
         assert_eq!(verdict, None);
         assert_eq!(crate::io::prepare::prepare(&request, &run), 0);

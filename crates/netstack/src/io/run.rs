@@ -17,7 +17,7 @@ use crate::log::request::MAX_RUN;
 use crate::seqnum::SeqNum;
 
 /// Frames that were claimed from the device at once.
-pub(crate) type Batch = Arc<Vec<Frame>>;
+pub(crate) type ClaimedFrames = Arc<Vec<Frame>>;
 
 /// Most frames of a request.
 const MOST: usize = MAX_RUN;
@@ -101,7 +101,7 @@ impl Indices {
 /// The frames of a run, in order; none for other requests.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
-    batch: Option<Batch>,
+    batch: Option<ClaimedFrames>,
     indices: Indices,
     /// Sequence number of the first payload byte.
     pub(crate) seq: SeqNum,
@@ -114,7 +114,7 @@ impl Run {
     /// These frames of `batch`. The first payload byte has sequence number `seq`.
     #[inline(always)]
     pub(crate) fn new(
-        batch: &Batch,
+        batch: &ClaimedFrames,
         indices: Indices,
         seq: SeqNum,
         reserved: Option<NonZeroU64>,
@@ -136,7 +136,7 @@ impl Run {
 
     /// Its batch, if it has one; it has no frames any more.
     #[inline(always)]
-    pub(crate) fn take_batch(&mut self) -> Option<Batch> {
+    pub(crate) fn take_batch(&mut self) -> Option<ClaimedFrames> {
         self.batch.take()
     }
 
@@ -250,7 +250,7 @@ impl FrameRecycler {
 
     /// Takes the frames of a batch, if no request needs them any more.
     #[inline(always)]
-    pub(crate) fn put_batch(&mut self, batch: Batch) {
+    pub(crate) fn put_batch(&mut self, batch: ClaimedFrames) {
         if let Some(frames) = Arc::into_inner(batch) {
             self.put_frames(frames);
         }
@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn frames_of_a_run_are_found_in_order_whether_or_not_they_are_consecutive() {
         let frame = |i: u8| Frame::from_bytes(&[i]);
-        let batch = Batch::new((0..MAX_CLAIM as u8).map(frame).collect());
+        let batch = ClaimedFrames::new((0..MAX_CLAIM as u8).map(frame).collect());
         let found = |indices: Indices| {
             let run = Run::new(&batch, indices, SeqNum(0), None);
             let frames = run.frames();

@@ -33,7 +33,7 @@ use crate::io::control::ControlWait;
 use crate::io::gro::{Found, OpenRun, Parser};
 use crate::io::record::{Entry, Recorder, Written};
 use crate::io::world::World;
-use crate::io::{Batch, FrameRecycler, Run};
+use crate::io::{ClaimedFrames, FrameRecycler, Run};
 use crate::ip::identification::Identifications;
 use crate::ip::neighbor::WaitingOpen;
 use crate::ip::rate_limit::Rate;
@@ -71,7 +71,7 @@ pub(crate) trait Log {
     /// room.
     fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run);
     /// Passes the batch of each run that is no longer needed to `each`.
-    fn reclaim(&mut self, each: &mut dyn FnMut(Batch));
+    fn reclaim(&mut self, each: &mut dyn FnMut(ClaimedFrames));
     /// A count that grows when requests are published; without a log, once for all that wait.
     fn published(&self) -> u64;
     /// The position below which all effects are performed that number no frames.
@@ -511,7 +511,7 @@ impl RxPump {
 
     /// Parses a batch and publishes its runs as they end; then handles its other frames. Requires
     /// room for one request more than there are frames.
-    fn parse_and_publish(&mut self, now: Instant, batch: &Batch, log: &mut impl Log) {
+    fn parse_and_publish(&mut self, now: Instant, batch: &ClaimedFrames, log: &mut impl Log) {
         if self.host.is_looping {
             self.stats.segments += self.parse_looped(now, batch, log);
         } else {
@@ -537,7 +537,13 @@ impl RxPump {
     }
 
     /// Handles a frame of a batch that is not a segment for us.
-    pub(crate) fn frame(&mut self, now: Instant, batch: &Batch, index: usize, log: &mut impl Log) {
+    pub(crate) fn frame(
+        &mut self,
+        now: Instant,
+        batch: &ClaimedFrames,
+        index: usize,
+        log: &mut impl Log,
+    ) {
         let bytes = batch[index].bytes();
         let Some((src, dst)) = wire::link(bytes) else {
             self.stats.malformed += 1;
@@ -567,7 +573,7 @@ impl RxPump {
         &mut self,
         now: Instant,
         (broadcast, is_from_us): (bool, bool),
-        (batch, index): (&Batch, usize),
+        (batch, index): (&ClaimedFrames, usize),
         log: &mut impl Log,
     ) {
         let ours = |address| self.host.is_ours(address) && !broadcast;
@@ -761,7 +767,7 @@ struct RunPublisher<'a, L> {
 
 impl<L: Log> Found for RunPublisher<'_, L> {
     #[inline]
-    fn run(&mut self, open: &mut OpenRun, batch: &Batch, verdict: Option<Verdict>) {
+    fn run(&mut self, open: &mut OpenRun, batch: &ClaimedFrames, verdict: Option<Verdict>) {
         let seq = open.request.digest.seg_seq;
         let frames = |place| match open.is_acks {
             true => Run::default(),

@@ -19,7 +19,7 @@ fn model(model: impl Fn() + Sync + Send + 'static) {
 }
 
 /// Claims the next batch, number `number`; `None` if there is no slot for it.
-fn claim(waiting: &WaitingBatches, number: u64) -> Option<Batch> {
+fn claim(waiting: &WaitingBatches, number: u64) -> Option<ClaimedFrames> {
     let (claimed, batch) = waiting.claim((0, Instant::ZERO), frames(number)).ok()?;
     assert_eq!(claimed, number);
     Some(batch)
@@ -30,9 +30,9 @@ fn frames(number: u64) -> Vec<Frame> {
 }
 
 /// The result of worker `worker` for `batch`.
-fn parse(worker: u8, batch: &Batch) -> Box<Parsed> {
+fn parse(worker: u8, batch: &ClaimedFrames) -> Box<Parsed> {
     Box::new(Parsed {
-        batch: Some(Batch::clone(batch)),
+        batch: Some(ClaimedFrames::clone(batch)),
         worker,
         segments: batch.len() as u64,
         ..Parsed::default()

@@ -16,7 +16,7 @@ use crate::io::record::{Entry, Written};
 use crate::io::rx::{FRAMES_A_TURN, Log, RxPump};
 use crate::io::stream::{Parts, StreamRef};
 use crate::io::udp_queues::PendingError;
-use crate::io::{Batch, Indices, Run};
+use crate::io::{ClaimedFrames, Indices, Run};
 use crate::ip::fragment::{Cut, cut_frame};
 use crate::ip::neighbor::Cause;
 use crate::log::request::{
@@ -90,7 +90,7 @@ struct OpenRun {
     /// The datagrams of its only frame, if the device merged several into that frame.
     merged: Option<Merged>,
     /// The batch of the frames. `None` if no datagram is gathered.
-    batch: Option<Batch>,
+    batch: Option<ClaimedFrames>,
     indices: Indices,
     /// Whether the device has verified their checksums.
     is_verified: bool,
@@ -230,7 +230,7 @@ impl RxPump {
         now: Instant,
         udp: &wire::Udp,
         broadcast: bool,
-        (batch, index): (&Batch, usize),
+        (batch, index): (&ClaimedFrames, usize),
         log: &mut impl Log,
     ) {
         let frame = &batch[index];
@@ -271,7 +271,7 @@ impl RxPump {
         now: Instant,
         place: u32,
         udp: &wire::Udp,
-        (ours, batch, index): (bool, &Batch, usize),
+        (ours, batch, index): (bool, &ClaimedFrames, usize),
         log: &mut impl Log,
     ) {
         let frame = &batch[index];
@@ -321,7 +321,7 @@ impl RxPump {
         &mut self,
         now: Instant,
         (place, merged): (u32, Merged),
-        frame: (&Batch, usize),
+        frame: (&ClaimedFrames, usize),
         log: &mut impl Log,
     ) {
         let count = u64::from(merged.count());
@@ -336,7 +336,7 @@ impl RxPump {
 
     /// Adds a frame to the gathered datagrams.
     #[inline(always)]
-    fn add_datagram(&mut self, place: u32, (batch, index): (&Batch, usize), len: u16) {
+    fn add_datagram(&mut self, place: u32, (batch, index): (&ClaimedFrames, usize), len: u16) {
         let open = &mut self.datagrams.open;
         if open.batch.is_none() {
             open.batch = Some(Arc::clone(batch));

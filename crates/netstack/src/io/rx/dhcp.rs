@@ -2,7 +2,7 @@
 
 use super::RxPump;
 use crate::host::{DhcpConfig, Lease};
-use crate::io::Batch;
+use crate::io::ClaimedFrames;
 use crate::io::prepare::{datagram_is_good, is_verified_by_device};
 use crate::io::rx::addresses::InterfaceChange;
 use crate::io::world::Command;
@@ -88,7 +88,7 @@ impl RxPump {
         &mut self,
         now: Instant,
         udp: &wire::Udp,
-        (batch, index): (&Batch, usize),
+        (batch, index): (&ClaimedFrames, usize),
     ) -> bool {
         let frame = &batch[index];
         if !self.host.asks_at(Endpoint::new(udp.dst, udp.dst_port)) {

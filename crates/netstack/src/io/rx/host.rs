@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dominoes_drivers::Frame;
 
 use crate::host::{Left, News};
-use crate::io::Batch;
+use crate::io::ClaimedFrames;
 use crate::io::rx::{Log, RxPump};
 use crate::io::world::Command;
 use crate::ip::multicast::Member;
@@ -79,7 +79,7 @@ impl RxPump {
     pub(super) fn frame_v6(
         &mut self,
         now: Instant,
-        (batch, index): (&Batch, usize),
+        (batch, index): (&ClaimedFrames, usize),
         link: ([u8; 6], [u8; 6]),
         log: &mut impl Log,
     ) {

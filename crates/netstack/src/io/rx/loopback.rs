@@ -14,7 +14,7 @@
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use crate::io::Batch;
+use crate::io::ClaimedFrames;
 use crate::io::gro::Parser;
 use crate::io::perform::whole_datagram;
 use crate::io::rx::{FRAMES_A_TURN, Log, RESERVED, RunPublisher, RxPump};
@@ -53,7 +53,7 @@ impl RxPump {
         // Answers to them are packets to ourselves, too.
         self.world.enable_loopback();
         let count = frames.len();
-        let batch = Batch::new(frames);
+        let batch = ClaimedFrames::new(frames);
         self.host.is_looping = true;
         self.parse_and_publish(now, &batch, log);
         self.host.is_looping = false;
@@ -63,7 +63,12 @@ impl RxPump {
     }
 
     /// As [`Parser::parse`], for frames that we sent to ourselves.
-    pub(super) fn parse_looped(&mut self, now: Instant, batch: &Batch, log: &mut impl Log) -> u64 {
+    pub(super) fn parse_looped(
+        &mut self,
+        now: Instant,
+        batch: &ClaimedFrames,
+        log: &mut impl Log,
+    ) -> u64 {
         let world = Arc::clone(&self.world);
         let mut parser = match self.loopback.parser.take() {
             Some(parser) => parser,

@@ -1,7 +1,7 @@
 //! The receive pump for a thread that claims its own frames: `single`, `pipelined`, solo mode.
 
 use super::{BatchSource, FRAMES_A_TURN, Log, RESERVED, RxPump};
-use crate::io::Batch;
+use crate::io::ClaimedFrames;
 use crate::io::claim::Claimer;
 use crate::io::sleep::Receiving;
 use crate::time::Instant;
@@ -57,7 +57,7 @@ impl<L: Log> BatchSource<L> for Claiming<'_> {
             pump.recycler.put_spare(frames);
             return (0, false);
         };
-        let batch = Batch::new(frames);
+        let batch = ClaimedFrames::new(frames);
         pump.stats.frames += claimed as u64;
         pump.parse_and_publish(now, &batch, log);
         pump.recycler.put_batch(batch);

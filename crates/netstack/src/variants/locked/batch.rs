@@ -235,7 +235,7 @@ impl<K: LockKind> Log for Intake<'_, K> {
         }
     }
 
-    fn reclaim(&mut self, each: &mut dyn FnMut(io::Batch)) {
+    fn reclaim(&mut self, each: &mut dyn FnMut(io::ClaimedFrames)) {
         while let Some(runs) = self.shared.back.pop() {
             let batches = runs.into_iter().filter_map(|mut run| run.take_batch());
             batches.for_each(&mut *each);

@@ -17,7 +17,7 @@ use crate::io::record::Entry;
 use crate::io::rx::{self, Log};
 use crate::io::tx::TxPump;
 use crate::io::world::{Wakes, World};
-use crate::io::{Batch, FrameRecycler, Run};
+use crate::io::{ClaimedFrames, FrameRecycler, Run};
 use crate::log::effect::Effect;
 use crate::log::request::{Request, Verdict};
 use crate::state::apply::{ReplicaState, Requests};
@@ -702,7 +702,7 @@ impl Log for Intake<'_> {
     }
 
     /// Frames return through `Protocol::returns` instead.
-    fn reclaim(&mut self, _each: &mut dyn FnMut(Batch)) {}
+    fn reclaim(&mut self, _each: &mut dyn FnMut(ClaimedFrames)) {}
 
     fn published(&self) -> u64 {
         *self.published
