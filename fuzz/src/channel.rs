@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arbitrary::{Arbitrary, Unstructured};
 use dominoes::{
-    BatchError, BatchWriter, Batches, BegunBatch, Inactive, Log, NoBatch, Publisher, ReadBatch,
-    Subscription, TryPublishError, Verdicts, WorkState, batches, channel_with_slots,
+    BatchError, BatchWriter, BatchRecords, BegunBatch, Inactive, Log, NoBatch, Publisher, ReadBatch,
+    Subscription, TryPublishError, Verdicts, WorkState, batch_records, channel_with_slots,
 };
 
 use crate::input::{Input, assert_overflow_panics};
@@ -217,7 +217,7 @@ impl<T: Value> World<T> {
     fn run(mut self, input: &mut Input<'_>) {
         let slots = self.log.slots();
         let recorded = Alive::default();
-        let (writer, shared) = batches::<Counted>(slots);
+        let (writer, shared) = batch_records::<Counted>(slots);
         let mut beside = Beside {
             writer,
             slots: slots as u64,
@@ -597,7 +597,7 @@ impl Beside {
         held.expect("a batch that is held is not gone")
     }
 
-    fn apply<'a>(&mut self, call: Call, shared: &'a Batches<Counted>, held: &mut Held<'a>) {
+    fn apply<'a>(&mut self, call: Call, shared: &'a BatchRecords<Counted>, held: &mut Held<'a>) {
         let next = self.writer.next_seq();
         let back = self.batches.front().map_or(next, |batch| batch.first);
         // A position in use, or close to one in use.

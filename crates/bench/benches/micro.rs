@@ -14,7 +14,7 @@
 use criterion::{BatchSize, Bencher, BenchmarkId, Criterion, Throughput};
 use dominoes::replicated::{MapOp, Replicated};
 use dominoes::{
-    EventCount, Park, ReadBatch, Spin, SpinYield, TryLock, Verdicts, Wait, Wheel, batches,
+    EventCount, Park, ReadBatch, Spin, SpinYield, TryLock, Verdicts, Wait, Wheel, batch_records,
 };
 use dominoes_bench::micro::timers::{AHEAD, Heap, Map, Timers, filled};
 use dominoes_bench::micro::{CAPACITY, Others, Ring};
@@ -284,14 +284,14 @@ fn beside(criterion: &mut Criterion) {
         });
     });
     group.bench_function("batches, a record there and back", |bencher| {
-        let (mut writer, batches) = batches::<u64>(SLOTS as usize);
+        let (mut writer, batches) = batch_records::<u64>(SLOTS as usize);
         bencher.iter(|| {
             let first = writer.put(CHUNK as usize, 7).unwrap();
             batches.begin(first).unwrap().finish()
         });
     });
     group.bench_function("batches, read and release", |bencher| {
-        let (mut writer, batches) = batches::<u64>(SLOTS as usize);
+        let (mut writer, batches) = batch_records::<u64>(SLOTS as usize);
         writer.put(1, 7).unwrap();
         bencher.iter(|| batches.read(black_box(0)).and_then(ReadBatch::release));
     });

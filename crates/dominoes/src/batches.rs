@@ -12,9 +12,9 @@
 //!
 //! 1. Only the [`BatchWriter`] puts values into slots, and only where the word is `EMPTY`. It
 //!    stores a word without `EMPTY` after the value.
-//! 2. [`Batches::read`] and [`Batches::begin`] succeed only on a word of the batch's own lap that
-//!    is neither `DONE` nor `EMPTY`. Each is one compare-and-swap: `read` counts a reader, `begin`
-//!    sets `BEGUN`. So `BEGUN` has one holder, and both find a value in the slot.
+//! 2. [`BatchRecords::read`] and [`BatchRecords::begin`] succeed only on a word of the batch's own
+//!    lap that is neither `DONE` nor `EMPTY`. Each is one compare-and-swap: `read` counts a reader,
+//!    `begin` sets `BEGUN`. So `BEGUN` has one holder, and both find a value in the slot.
 //! 3. A slot begins `EMPTY` and `DONE`. Later only the holder of `BEGUN` sets `DONE`, as it clears
 //!    `BEGUN`. After that no reader enters,
 //!    and readers only leave. So exactly one atomic operation leaves a word that is `DONE`, without
@@ -22,7 +22,7 @@
 //!
 //! Laps wrap around: a caller may find the value of a batch 2^24 laps away, but no empty slot.
 //! Destructors are user code: before one runs, its value is out of the slot, and the word is
-//! `EMPTY` or, while the `Batches` are dropped, the loop is past the slot.
+//! `EMPTY` or, while the `BatchRecords` are dropped, the loop is past the slot.
 
 use crate::{
     Seq, WorkState,
@@ -42,8 +42,8 @@ const NEXT_BITS: u32 = 30;
 const NEXT: u64 = ((1 << NEXT_BITS) - 1) << NEXT_SHIFT;
 const LAP_SHIFT: u32 = NEXT_SHIFT + NEXT_BITS;
 
-/// The records of the batches of a log; see [`batches`].
-pub struct Batches<A> {
+/// The records of the batches of a log; see [`batch_records`].
+pub struct BatchRecords<A> {
     values: Slots<A>,
     words: Box<[CachePadded<AtomicU64>]>,
     mask: u64,
@@ -51,9 +51,9 @@ pub struct Batches<A> {
     shift: u32,
 }
 
-/// Puts the records of [`Batches`] into their slots, for one thread at a time: `Send`, not `Clone`.
+/// Puts records of batches into their slots, for one thread at a time: `Send`, not `Clone`.
 pub struct BatchWriter<A> {
-    shared: Arc<Batches<A>>,
+    shared: Arc<BatchRecords<A>>,
     /// First position of the next batch.
     next: Seq,
     /// All batches below are done, and their slots are empty.
@@ -65,14 +65,14 @@ pub struct BatchWriter<A> {
 /// Records for the batches of a log that has `slots` slots ([`Log::slots`](crate::Log::slots)).
 ///
 /// The single publisher [puts](BatchWriter::put) the record of a batch before it publishes the
-/// batch's entries. Other threads [read](Batches::read) the value in place, or
-/// [begin](Batches::begin) the batch, do pieces of its work and say how far they came. One thread
-/// at a time has begun a batch.
+/// batch's entries. Other threads [read](BatchRecords::read) the value in place, or
+/// [begin](BatchRecords::begin) the batch, do pieces of its work and say how far they came. One
+/// thread at a time has begun a batch.
 /// A thread that stops before all is done, even by unwinding, leaves the rest to the next one.
 /// When all is done, the last thread that leaves the batch gets the value.
 ///
 /// ```
-/// let (mut writer, batches) = dominoes::batches::<String>(4);
+/// let (mut writer, batches) = dominoes::batch_records::<String>(4);
 /// assert_eq!(writer.put(3, "three entries".to_string()), Ok(0));
 /// assert_eq!((writer.next_seq(), writer.room()), (3, 1));
 /// let reading = batches.read(0).unwrap();
@@ -92,21 +92,21 @@ pub struct BatchWriter<A> {
 /// must be [`Send`]:
 ///
 /// ```compile_fail,E0277
-/// dominoes::batches::<std::cell::Cell<u32>>(4);
+/// dominoes::batch_records::<std::cell::Cell<u32>>(4);
 /// ```
 ///
 /// ```compile_fail,E0277
-/// dominoes::batches::<std::sync::MutexGuard<'static, u32>>(4);
+/// dominoes::batch_records::<std::sync::MutexGuard<'static, u32>>(4);
 /// ```
 ///
 /// # Panics
 /// If `slots` is not a power of two.
-pub fn batches<A: Send + Sync>(slots: usize) -> (BatchWriter<A>, Arc<Batches<A>>) {
+pub fn batch_records<A: Send + Sync>(slots: usize) -> (BatchWriter<A>, Arc<BatchRecords<A>>) {
     assert!(
         slots.is_power_of_two(),
         "{slots} slots are not a power of two"
     );
-    let shared = Arc::new(Batches {
+    let shared = Arc::new(BatchRecords {
         values: Slots::new(slots),
         words: (0..slots)
             .map(|_| CachePadded::new(AtomicU64::new(EMPTY | DONE)))
@@ -123,7 +123,7 @@ pub fn batches<A: Send + Sync>(slots: usize) -> (BatchWriter<A>, Arc<Batches<A>>
     (writer, shared)
 }
 
-impl<A> Batches<A> {
+impl<A> BatchRecords<A> {
     /// Pieces of work in a batch, at most. The last of so many is done by [`BegunBatch::finish`].
     pub const MAX_PIECES: u64 = 1 << NEXT_BITS;
     /// The most [`ReadBatch`]es of one batch at a time.
@@ -268,11 +268,11 @@ impl<A> Batches<A> {
     }
 }
 
-impl<A> Drop for Batches<A> {
+impl<A> Drop for BatchRecords<A> {
     fn drop(&mut self) {
         /// Drops the remaining values. If a destructor panics, `again` drops the others.
         struct Rest<'a, A> {
-            batches: &'a Batches<A>,
+            batches: &'a BatchRecords<A>,
             next: usize,
         }
         impl<A> Drop for Rest<'_, A> {
@@ -283,8 +283,8 @@ impl<A> Drop for Batches<A> {
                     if word.load(Ordering::Relaxed) & EMPTY != 0 {
                         continue;
                     }
-                    // SAFETY: `&mut Batches`, so no other thread uses the slot. Its word is not
-                    // `EMPTY`, so it holds a value, which is taken once: `next` is past it.
+                    // SAFETY: `&mut BatchRecords`, so no other thread uses the slot. Its word is
+                    // not `EMPTY`, so it holds a value, which is taken once: `next` is past it.
                     let value = unsafe { self.batches.values.take(index) };
                     let again = Rest {
                         next: self.next,
@@ -302,9 +302,9 @@ impl<A> Drop for Batches<A> {
     }
 }
 
-impl<A> fmt::Debug for Batches<A> {
+impl<A> fmt::Debug for BatchRecords<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Batches")
+        f.debug_struct("BatchRecords")
             .field("slots", &self.slots())
             .finish()
     }
@@ -384,7 +384,7 @@ impl<A> fmt::Debug for BatchWriter<A> {
 /// References to the value cannot outlive it:
 ///
 /// ```compile_fail,E0505
-/// let (mut writer, batches) = dominoes::batches::<String>(4);
+/// let (mut writer, batches) = dominoes::batch_records::<String>(4);
 /// writer.put(1, String::new()).unwrap();
 /// let reading = batches.read(0).unwrap();
 /// let value = reading.value();
@@ -393,7 +393,7 @@ impl<A> fmt::Debug for BatchWriter<A> {
 /// ```
 #[derive(Debug)]
 pub struct ReadBatch<'a, A> {
-    batches: &'a Batches<A>,
+    batches: &'a BatchRecords<A>,
     first: Seq,
 }
 
@@ -430,7 +430,7 @@ impl<A> Drop for ReadBatch<'_, A> {
 /// batch.
 #[derive(Debug)]
 pub struct BegunBatch<'a, A> {
-    batches: &'a Batches<A>,
+    batches: &'a BatchRecords<A>,
     first: Seq,
     begun_at: u64,
     next: u64,
@@ -458,7 +458,7 @@ impl<A> BegunBatch<'_, A> {
     /// Notes that all pieces before `piece` are done, which other threads see when this is dropped.
     ///
     /// # Panics
-    /// If `piece` is not below [`Batches::MAX_PIECES`].
+    /// If `piece` is not below [`BatchRecords::MAX_PIECES`].
     #[inline]
     pub fn done_before(&mut self, piece: u64) {
         assert!(piece < 1 << NEXT_BITS, "a batch has no piece {piece}");

@@ -105,9 +105,9 @@
 //! | [`Replicated`], [`replicated`] | any state on all cores, with local reads |
 //! | [`Group`], [`group`] | replicas of any state: threads, membership, divergence, repair |
 //! | [`channel`], [`Publisher`], [`Log`], [`Subscription`], [`Batch`] | the multicast log |
-//! | [`Verdicts`], [`batches()`], [`TryLock`] | small results and owned values beside the slots; a value that one thread at a time can take |
+//! | [`Verdicts`], [`batch_records`], [`TryLock`] | small results and owned values beside the slots; a value that one thread at a time can take |
 //! | [`Assignment`], [`PrimaryPolicy`] | which replica does the costly part of an entry |
-//! | [`Chunks`], [`Batches`] | progress of that part, so that others can take it over |
+//! | [`Chunks`], [`BatchRecords`] | progress of that part, so that others can take it over |
 //! | [`Context`], [`Domain`], [`Service`], [`Replica`] | pinned threads that run state machines and never block |
 //! | [`Wheel`], [`TimerFeed`], [`TimerPublisher`] | timers, local to a domain or published |
 //! | [`Snapshot`], [`Meter`] | statistics of domains and channels |
@@ -249,7 +249,7 @@ mod slots;
 #[expect(unsafe_code, reason = "it lends its value to one thread at a time")]
 mod try_lock;
 
-pub use batches::{BatchWriter, Batches, BegunBatch, ReadBatch, batches};
+pub use batches::{BatchRecords, BatchWriter, BegunBatch, ReadBatch, batch_records};
 pub use channel::{Channel, Delivery, Order, Publish, Receive};
 #[cfg(all(any(test, feature = "proptest"), not(loom)))]
 pub use check::{CheckError, CheckFaults, check};

@@ -98,8 +98,8 @@ impl<T: Send + Sync, W: Wait> Log<T, W> {
     }
 
     /// The number of slots, a power of two, at least the capacity. Entry `seq` lives in slot `seq %
-    /// slots`. Size the [`Verdicts`](crate::Verdicts) and [`batches`](crate::batches()) of
-    /// this channel with it.
+    /// slots`. Size the [`Verdicts`](crate::Verdicts) and
+    /// [`batch_records`](crate::batch_records) of this channel with it.
     pub fn slots(&self) -> usize {
         self.ring.slots()
     }

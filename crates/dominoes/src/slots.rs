@@ -1,7 +1,7 @@
 //! The memory of slots: plain `T`s, each published once and lent as `&[T]`.
 //!
 //! Data that changes after publishing is kept in separate dense arrays of the same length:
-//! [`Verdicts`](crate::Verdicts) and [`Batches`](crate::Batches).
+//! [`Verdicts`](crate::Verdicts) and [`BatchRecords`](crate::BatchRecords).
 
 use crate::sync::Shadow;
 use std::{

@@ -14,9 +14,9 @@
 //! | `slots.rs` | `Slots::copy_in` | [`batches_of_every_length_at_every_slot`] |
 //! | `slots.rs` | `Slots::get`, `Slots::slice` | [`a_forgotten_guard_keeps_its_entries`], [`a_range_that_is_not_readable`] |
 //! | `slots.rs` | `Slots::take` | all tests of destructors |
-//! | `batches.rs` | `Batches::value` | [`a_forgotten_reader_keeps_its_batch`], [`a_forgotten_worker_keeps_its_batch`] |
-//! | `batches.rs` | `Batches::release` | [`a_destructor_that_panics_as_the_last_thread_leaves`] |
-//! | `batches.rs` | `Batches::drop` | [`a_destructor_that_panics_while_the_records_go`] |
+//! | `batches.rs` | `BatchRecords::value` | [`a_forgotten_reader_keeps_its_batch`], [`a_forgotten_worker_keeps_its_batch`] |
+//! | `batches.rs` | `BatchRecords::release` | [`a_destructor_that_panics_as_the_last_thread_leaves`] |
+//! | `batches.rs` | `BatchRecords::drop` | [`a_destructor_that_panics_while_the_records_go`] |
 //! | `batches.rs` | `BatchWriter::put` | [`a_lap_that_has_wrapped_around`] |
 //! | `try_lock.rs` | `TryLockGuard::deref`, `deref_mut` | [`a_try_lock_whose_guard_is_forgotten`] |
 //! | `ring.rs` | `Ring::drop_below` | [`a_destructor_that_panics_while_a_publisher_looks_for_room`], [`a_destructor_that_uses_the_channel`] |
@@ -29,11 +29,11 @@
 #![forbid(unsafe_code)]
 
 use dominoes::{
-    Assignment, Batch, BatchWriter, Batches, BegunBatch, Buffered, Channel, Clock, Context, Domain,
-    Feed, FeedView, Group, Inactive, Lifo, Log, NoBatch, Observe, Order, Park, Pool, PrimaryPolicy,
-    Publish, Publisher, ReadBatch, Receive, Replicated, Served, Service, SpinYield, StateMachine,
-    Subscription, Then, Tick, TimerPublisher, TryLock, TryLockGuard, TryPublishError, Turn,
-    Verdicts, Wait, Work, WorkShare, WorkState, batches, channel, channel_with_slots,
+    Assignment, Batch, BatchRecords, BatchWriter, BegunBatch, Buffered, Channel, Clock, Context,
+    Domain, Feed, FeedView, Group, Inactive, Lifo, Log, NoBatch, Observe, Order, Park, Pool,
+    PrimaryPolicy, Publish, Publisher, ReadBatch, Receive, Replicated, Served, Service, SpinYield,
+    StateMachine, Subscription, Then, Tick, TimerPublisher, TryLock, TryLockGuard, TryPublishError,
+    Turn, Verdicts, Wait, Work, WorkShare, WorkState, batch_records, channel, channel_with_slots,
 };
 use std::{
     cell::RefCell,
@@ -131,8 +131,8 @@ fn unwinds<R>(call: impl FnOnce() -> R) -> bool {
 // Records of batches.
 
 /// Four places with batches of one position, of which `poisoned` panics when it is dropped.
-fn put_but_poisoned(live: &Live, poisoned: u64) -> (BatchWriter<Value>, Arc<Batches<Value>>) {
-    let (mut writer, batches) = batches::<Value>(4);
+fn put_but_poisoned(live: &Live, poisoned: u64) -> (BatchWriter<Value>, Arc<BatchRecords<Value>>) {
+    let (mut writer, batches) = batch_records::<Value>(4);
     for seq in 0..4 {
         let value = if seq == poisoned {
             live.poisoned(seq)
@@ -183,7 +183,7 @@ fn a_destructor_that_panics_while_the_records_go() {
 #[test]
 fn a_forgotten_reader_keeps_its_batch() {
     let live = Live::default();
-    let (mut writer, batches) = batches::<Value>(4);
+    let (mut writer, batches) = batch_records::<Value>(4);
     assert!(writer.put(4, live.value(0)).is_ok());
     let lent = Box::leak(Box::new(batches.read(0).unwrap())).value();
     assert!(batches.begin(0).unwrap().finish().is_none());
@@ -197,7 +197,7 @@ fn a_forgotten_reader_keeps_its_batch() {
 #[test]
 fn a_forgotten_worker_keeps_its_batch() {
     let live = Live::default();
-    let (mut writer, batches) = batches::<Value>(4);
+    let (mut writer, batches) = batch_records::<Value>(4);
     assert!(writer.put(4, live.value(0)).is_ok());
     let lent = Box::leak(Box::new(batches.begin(0).unwrap())).value();
     assert_eq!(batches.begin(0).err(), Some(WorkState::Begun));
@@ -209,7 +209,7 @@ fn a_forgotten_worker_keeps_its_batch() {
 #[test]
 fn a_lap_that_has_wrapped_around() {
     let live = Live::default();
-    let (mut writer, batches) = batches::<Value>(4);
+    let (mut writer, batches) = batch_records::<Value>(4);
     assert!(writer.put(1, live.value(0)).is_ok());
     // After 2^24 laps a word shows the same lap: a caller finds a value, or nothing.
     let far = (1u64 << 24) * 4;
@@ -896,11 +896,11 @@ fn entries_of_any_size_and_alignment() {
     let entry = subscription.get(0).unwrap();
     assert_eq!(std::ptr::from_ref(entry).addr() % 512, 0);
 
-    let (mut writer, shared) = batches::<Page>(2);
+    let (mut writer, shared) = batch_records::<Page>(2);
     assert!(writer.put(1, Page(1)).is_ok());
     let reading = shared.read(0).unwrap();
     assert_eq!(std::ptr::from_ref(reading.value()).addr() % 4096, 0);
-    let (mut writer, shared) = batches::<()>(2);
+    let (mut writer, shared) = batch_records::<()>(2);
     assert!(writer.put(1, ()).is_ok());
     assert_eq!(shared.begin(0).unwrap().finish(), Some(()));
 }
@@ -925,7 +925,7 @@ fn a_capacity_that_no_memory_holds() {
         assert!(catch_unwind(|| channel_with_slots::<u64, SpinYield>(capacity, slots)).is_err());
     }
     for slots in [0, 3, 1 << 63] {
-        assert!(catch_unwind(|| batches::<u64>(slots)).is_err());
+        assert!(catch_unwind(|| batch_records::<u64>(slots)).is_err());
     }
     // Entries of size zero still take one byte each for their lap.
     let (mut publisher, log) = channel::<(), SpinYield>(1000);
@@ -986,8 +986,8 @@ fn what_may_go_to_another_thread() {
     send::<Log<Entry, Park>>();
     sync::<Log<Entry, Park>>();
     send::<BatchWriter<Entry>>();
-    send::<Batches<Entry>>();
-    sync::<Batches<Entry>>();
+    send::<BatchRecords<Entry>>();
+    sync::<BatchRecords<Entry>>();
     send::<ReadBatch<'_, Entry>>();
     send::<BegunBatch<'_, Entry>>();
     // A value that is `Send` but not `Sync`: one thread at a time has it.

@@ -1,6 +1,6 @@
 //! The data beside the slots: verdicts, records of batches, exclusive values.
 
-use dominoes::{Batches, BegunBatch, ReadBatch, TryLock, Verdicts, WorkState, batches};
+use dominoes::{BatchRecords, BegunBatch, ReadBatch, TryLock, Verdicts, WorkState, batch_records};
 use proptest::prelude::*;
 use std::{
     collections::BTreeMap,
@@ -69,7 +69,7 @@ fn a_verdict_is_found_out_by_one_at_a_time_and_by_another_if_that_one_gives_up()
 #[test]
 fn calling_wrongly_panics_and_breaks_nothing() {
     let alive = Arc::new(AtomicIsize::new(0));
-    let (mut writer, shared) = batches::<Counted>(4);
+    let (mut writer, shared) = batch_records::<Counted>(4);
     // Nothing was put yet.
     assert!(shared.read(0).is_none());
     assert_eq!(shared.begin(0).err(), Some(WorkState::Done));
@@ -84,14 +84,14 @@ fn calling_wrongly_panics_and_breaks_nothing() {
         assert_eq!(shared.state(seq, 0), WorkState::Done);
     }
     let mut begun = shared.begin(0).unwrap();
-    let beyond = Batches::<Counted>::MAX_PIECES;
+    let beyond = BatchRecords::<Counted>::MAX_PIECES;
     assert!(catch_unwind(AssertUnwindSafe(|| begun.done_before(beyond))).is_err());
     begun.done_before(beyond - 1);
     begun.done_before(3);
     drop(begun);
     assert_eq!(shared.state(0, beyond - 2), WorkState::Done);
     assert_eq!(shared.state(0, beyond - 1), WorkState::Free);
-    let readers: Vec<_> = (0..Batches::<Counted>::MAX_READERS)
+    let readers: Vec<_> = (0..BatchRecords::<Counted>::MAX_READERS)
         .map(|_| shared.read(0).unwrap())
         .collect();
     assert!(catch_unwind(AssertUnwindSafe(|| shared.read(0).is_some())).is_err());
@@ -101,7 +101,7 @@ fn calling_wrongly_panics_and_breaks_nothing() {
     assert_eq!((alive.load(Ordering::Relaxed), writer.room()), (1, 3));
     drop((writer, shared));
     assert_eq!(alive.load(Ordering::Relaxed), 0);
-    assert!(catch_unwind(|| batches::<u8>(3)).is_err());
+    assert!(catch_unwind(|| batch_records::<u8>(3)).is_err());
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn values_go_back_under_load_and_nobody_reads_one_that_went() {
     const SLOTS: usize = 64;
     const TOTAL: u64 = 40_000;
     let alive = Arc::new(AtomicIsize::new(0));
-    let (mut writer, shared) = batches::<Counted>(SLOTS);
+    let (mut writer, shared) = batch_records::<Counted>(SLOTS);
     let put = Arc::new(AtomicU64::new(0));
     let workers: Vec<_> = (0..2u64)
         .map(|me| {
@@ -215,7 +215,7 @@ proptest! {
     ], 1..120)) {
         const SLOTS: u64 = 8;
         let alive = Arc::new(AtomicIsize::new(0));
-        let (mut writer, shared) = batches::<Counted>(SLOTS as usize);
+        let (mut writer, shared) = batch_records::<Counted>(SLOTS as usize);
         let mut model: BTreeMap<u64, Model> = BTreeMap::new();
         let mut next = 0;
         let mut reading: Vec<ReadBatch<'_, Counted>> = Vec::new();

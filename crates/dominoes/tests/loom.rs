@@ -753,7 +753,7 @@ fn a_verdict_is_found_out_by_one_at_a_time() {
 #[test]
 fn the_last_thread_that_leaves_a_batch_gets_its_value() {
     model(3, || {
-        let (mut writer, batches) = dominoes::batches::<Box<u32>>(2);
+        let (mut writer, batches) = dominoes::batch_records::<Box<u32>>(2);
         writer.put(2, Box::new(10)).unwrap();
         let reader = {
             let batches = batches.clone();
@@ -790,10 +790,10 @@ fn the_last_thread_that_leaves_a_batch_gets_its_value() {
 #[test]
 fn a_batch_has_one_worker_at_a_time_and_the_next_one_continues() {
     model(3, || {
-        let (mut writer, batches) = dominoes::batches::<u32>(1);
+        let (mut writer, batches) = dominoes::batch_records::<u32>(1);
         writer.put(1, 7).unwrap();
         let shared = Arc::new((batches, [AtomicUsize::new(0), AtomicUsize::new(0)]));
-        let work = |shared: &(Arc<dominoes::Batches<u32>>, [AtomicUsize; 2]), most: usize| {
+        let work = |shared: &(Arc<dominoes::BatchRecords<u32>>, [AtomicUsize; 2]), most: usize| {
             let mut begun = shared.0.begin(0).ok()?;
             let mut did = 0;
             for (piece, count) in shared.1.iter().enumerate() {
@@ -832,7 +832,7 @@ fn a_batch_has_one_worker_at_a_time_and_the_next_one_continues() {
 #[test]
 fn a_batch_can_be_read_once_its_record_is_put() {
     model(3, || {
-        let (mut writer, batches) = dominoes::batches::<u32>(2);
+        let (mut writer, batches) = dominoes::batch_records::<u32>(2);
         let reader = thread::spawn(move || {
             if let Some(reading) = batches.read(0) {
                 assert_eq!(*reading.value(), 10);

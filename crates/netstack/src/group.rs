@@ -42,8 +42,8 @@ use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 use dominoes::{
-    BatchWriter, Batches, ChannelStats, EventCount, Fingerprints, Greedy, Mismatch, Publisher, Seq,
-    Spin, TryLock, TryLockGuard, Verdicts,
+    BatchRecords, BatchWriter, ChannelStats, EventCount, Fingerprints, Greedy, Mismatch, Publisher,
+    Seq, Spin, TryLock, TryLockGuard, Verdicts,
 };
 use dominoes_drivers::Device;
 
@@ -74,9 +74,9 @@ pub(crate) struct ReplicatedShared {
     pub(crate) world: Arc<World>,
     layout: Layout,
     verdicts: Verdicts,
-    /// The frames of each published batch, and how far its effects are performed: all of them but
+    /// The record of each published batch: its frames, and how far its effects are performed, but for
     /// the building of frames.
-    published: Arc<Batches<BatchRuns>>,
+    records: Arc<BatchRecords<BatchRuns>>,
     /// The receiving half of the device: its queues.
     pub(crate) queues: Queues,
     /// Batches that are claimed and not published.
@@ -436,12 +436,12 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
             .transmitter
             .send_past(layout.tuning.past_hole as u64, layout.tuning.hole_turns);
         base.rx.stores_ahead = true;
-        let (writer, published) = dominoes::batches(slots);
+        let (writer, records) = dominoes::batch_records(slots);
         let shared = Arc::new(ReplicatedShared {
             world: base.world,
             layout,
             verdicts: Verdicts::new(slots),
-            published,
+            records,
             queues: Queues::new(base.claimer, base.more_claimers),
             batches: WaitingBatches::new(),
             rx: TryLock::new(RxSide {

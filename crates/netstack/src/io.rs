@@ -35,9 +35,9 @@
 //! | `Seq`; the tail and the end of a log | 63 | requests | 2,900 years | a log is closed |
 //! | lap bytes of a log (`ring.rs`) | 8 | laps of 16 | 41 us | nothing: no reader is a lap off |
 //! | `Verdicts` | 1 | laps of 16 | 320 ns | nothing: no reader or writer is a lap off |
-//! | `Batches`, laps | 24 | laps of 16 | 2.7 s | nothing: no caller is a lap off |
-//! | `Batches`, readers | 7 | threads | none | at most 127, checked; 56 workers |
-//! | `Batches`, pieces of work | 30 | effects | none | 2^22 of a request, 256 requests, checked |
+//! | `BatchRecords`, laps | 24 | laps of 16 | 2.7 s | nothing: no caller is a lap off |
+//! | `BatchRecords`, readers | 7 | threads | none | at most 127, checked; 56 workers |
+//! | `BatchRecords`, pieces of work | 30 | effects | none | 2^22 of a request, 256 requests, checked |
 //! | `Chunks` | 63 | pieces | 2,900 years | nothing: compared modulo 2^63 |
 //! | `Greedy` | 48 | requests | 32 days | nothing: compared modulo 2^48 |
 //! | `EventCount`, `WaitSet` | 64 | wake-ups | 5,800 years | |

@@ -1,8 +1,8 @@
 //! How a worker performs effects.
 //!
-//! A worker begins a batch ([`Batches`](dominoes::Batches)) before it performs one of its effects,
-//! performs them in ascending order, and releases the batch before its step ends. Frames belong to
-//! the owner of their chunk, and are begun and built in one go ([`tx`](crate::io::tx)). This file
+//! A worker begins a batch ([`BatchRecords`](dominoes::BatchRecords)) before it performs one of its
+//! effects, performs them in ascending order, and releases the batch before its step ends. Frames
+//! belong to the owner of their chunk, and are begun and built in one go ([`tx`](crate::io::tx)). This file
 //! does the worker's own share: its cursor passes a piece only when that piece is done, by this
 //! worker or by one that stole it. While another worker has begun the work at the cursor, the
 //! cursor waits. Any worker, this one included, can [steal](super::steal) the work after it.
@@ -179,7 +179,7 @@ impl<T: FaultHooks> Executor<'_, T> {
     fn begin_batch(&mut self, applied: &Applied) -> Result<(), WorkState> {
         self.release_batch();
         let first = self.cursor.seq - u64::from(applied.index);
-        self.begun = Some(self.shared.published.begin(first)?);
+        self.begun = Some(self.shared.records.begin(first)?);
         Ok(())
     }
 

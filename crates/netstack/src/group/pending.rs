@@ -13,10 +13,10 @@ use crate::log::request::Request;
 
 /// Bits of a piece's number that count effects within their request; the other bits count requests.
 const EFFECT_BITS: u32 = 22;
-const _: () = assert!(256 << EFFECT_BITS <= dominoes::Batches::<()>::MAX_PIECES);
+const _: () = assert!(256 << EFFECT_BITS <= dominoes::BatchRecords::<()>::MAX_PIECES);
 
-/// A place in a batch, as [`Batches`](dominoes::Batches) number pieces of work: effect `effect` of
-/// request `index`.
+/// A place in a batch, as [`BatchRecords`](dominoes::BatchRecords) number pieces of work: effect
+/// `effect` of request `index`.
 #[inline]
 pub(crate) const fn piece(index: u8, effect: u32) -> u64 {
     (index as u64) << EFFECT_BITS | effect as u64
@@ -138,9 +138,7 @@ impl PendingEffects {
         let before = self.effects.len();
         while self.first < below
             && let Some(oldest) = self.applied.front()
-            && shared
-                .published
-                .is_done(self.first - u64::from(oldest.index))
+            && shared.records.is_done(self.first - u64::from(oldest.index))
             && shared.world.tx.has_built(&mut self.built, oldest.frames)
         {
             self.effects.drain(..oldest.effects as usize);

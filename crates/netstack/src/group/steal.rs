@@ -166,7 +166,7 @@ impl ReplicatedShared {
             return false;
         };
         let first = pending.first - u64::from(oldest.index);
-        let owner = match self.published.is_done(first) {
+        let owner = match self.records.is_done(first) {
             true => self.world.tx.owner(pending.built),
             false => self.primary(first, oldest.primary),
         };
@@ -246,7 +246,7 @@ impl<T: FaultHooks> Executor<'_, T> {
             self.begin_piece(applied, number)
         } else {
             let first = seq - u64::from(applied.index);
-            match shared.published.state(first, piece(applied.index, number)) {
+            match shared.records.state(first, piece(applied.index, number)) {
                 WorkState::Free
                     if !stragglers.may_steal(shared, self.pending, self.id, owner, seq) =>
                 {

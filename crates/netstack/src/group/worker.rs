@@ -406,7 +406,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             let first = seq - u64::from(request.digest.index);
             if reading.as_ref().is_none_or(|batch| batch.first() != first) {
                 recycler.put_read(reading.take());
-                reading = shared.published.read(first);
+                reading = shared.records.read(first);
             }
             let runs = reading.as_ref().map(ReadBatch::value);
             if let Some(run) = runs.and_then(|runs| runs.get(request.digest.index)) {
@@ -438,7 +438,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             return false;
         };
         let index = request.digest.index;
-        let Some(reading) = self.shared.published.read(seq - u64::from(index)) else {
+        let Some(reading) = self.shared.records.read(seq - u64::from(index)) else {
             return false;
         };
         let done = reading.value().get(index).is_some_and(|run| {
