@@ -13,7 +13,7 @@ use super::pending::{Applied, Cursor, PendingEffects, piece};
 use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, ReplicatedShared};
 use crate::io::perform;
-use crate::io::perform::Template;
+use crate::io::perform::BuiltHeaders;
 use crate::io::tx::Owner;
 use crate::io::world::Wakes;
 use crate::io::{BatchRuns, FrameRecycler};
@@ -42,7 +42,7 @@ pub(crate) struct Executor<'a, T: FaultHooks> {
     pub(crate) cursor: &'a mut Cursor,
     /// Payload bytes of requests that are prepared and not performed.
     pub(crate) prepared_bytes: &'a mut usize,
-    pub(crate) template: &'a mut Template,
+    pub(crate) headers: &'a mut BuiltHeaders,
     pub(crate) stats: &'a mut EffectStats,
     pub(crate) hooks: &'a mut T,
     /// Takes frames that are no longer needed.
@@ -222,7 +222,7 @@ impl<T: FaultHooks> Executor<'_, T> {
             Effect::Transmit(transmit) => {
                 let begun = begin(transmit.first_frame, most.min(transmit.count - from))?;
                 let count = begun.left();
-                perform::build_in(world, transmit, (from, begun), self.template, stats, before);
+                perform::build_in(world, transmit, (from, begun), self.headers, stats, before);
                 Ok(count)
             }
             Effect::Send(send) => {

@@ -120,7 +120,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let requests = self.direct.work(
             &shared.world,
             &mut self.replica,
-            &mut self.template,
+            &mut self.headers,
             &mut self.stats,
         );
         if requests > 0 {

@@ -40,7 +40,7 @@ use crate::drive::{self, CoreTime, TurnStep};
 use crate::group::{FaultHooks, ReplicatedShared, STORED};
 use crate::io::claim::MAX_CLAIM;
 use crate::io::direct::DirectLog;
-use crate::io::perform::Template;
+use crate::io::perform::BuiltHeaders;
 use crate::io::record::{Entry, Recorder};
 use crate::io::rx::Log;
 use crate::io::sleep::{Sleep, sleep_alone};
@@ -52,7 +52,7 @@ use crate::log::request::{Request, Verdict};
 use crate::state::apply::ReplicaState;
 use crate::stats::{EffectStats, PumpStats, WorkerStats};
 use crate::time::{Duration, Instant};
-use aside::{Published, Quiet};
+use aside::{PumpCounts, Quiet};
 
 /// After this many turns in a row without work in [`process_log`](ReplicatedWorker::process_log), a
 /// worker sends without regard to the ends of chunks.
@@ -127,7 +127,7 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     /// [`Instant::NEVER`] if its latest look found one.
     pub(crate) device_empty_at: Instant,
     /// Headers of the frames built last, for the next ones that have the same.
-    pub(crate) template: Template,
+    pub(crate) headers: BuiltHeaders,
     /// Faults of a test. `T::ACTIVE`: the worker has fault hooks.
     pub(super) hooks: T,
     /// Whether `hooks` is changing the effects of a request.
@@ -179,7 +179,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             device_empty_at: Instant::NEVER,
             hooks,
             in_hooks: false,
-            template: Template::default(),
+            headers: BuiltHeaders::default(),
             stats,
         }
     }
@@ -314,7 +314,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             is_device_empty: !is_direct && self.device_empty_at == now,
         };
         let deadline = self.replica.next_deadline();
-        let before = Published::by(pump);
+        let before = PumpCounts::by(pump);
         let done = match queues {
             None => pump.turn(now, deadline, &mut batches, &mut log),
             Some(queues) => {
@@ -631,7 +631,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             pending: &self.pending,
             cursor: &mut self.cursor,
             prepared_bytes: &mut self.prepared_bytes,
-            template: &mut self.template,
+            headers: &mut self.headers,
             stats: &mut self.stats,
             hooks: &mut self.hooks,
             recycler: &mut self.recycler,
@@ -681,7 +681,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             pending: &self.pending,
             cursor: &mut cursor,
             prepared_bytes: &mut self.prepared_bytes,
-            template: &mut self.template,
+            headers: &mut self.headers,
             stats: &mut self.stats,
             hooks: &mut self.hooks,
             recycler: &mut self.recycler,

@@ -1,7 +1,7 @@
 //! The log of a thread that owns the state alone. It has no ring: the thread verifies, applies and
 //! performs the pump's requests at once.
 
-use super::perform::{self, Template};
+use super::perform::{self, BuiltHeaders};
 use super::prepare::prepare_and_store;
 use super::world::{Wakes, World};
 use crate::io::rx::Log;
@@ -136,7 +136,7 @@ impl DirectLog {
         &mut self,
         world: &World,
         replica: &mut ReplicaState,
-        template: &mut Template,
+        headers: &mut BuiltHeaders,
         stats: &mut EffectStats,
     ) -> usize {
         let effects = &mut self.effects;
@@ -162,7 +162,7 @@ impl DirectLog {
         };
         let mut performing = Performing {
             world,
-            template,
+            headers,
             stats,
             wakes: Wakes::new(world),
             waiting: entries.iter(),
@@ -180,7 +180,7 @@ impl DirectLog {
 /// The waiting requests; each is performed as soon as it is applied.
 struct Performing<'a> {
     world: &'a World,
-    template: &'a mut Template,
+    headers: &'a mut BuiltHeaders,
     stats: &'a mut EffectStats,
     wakes: Wakes<'a>,
     waiting: core::slice::Iter<'a, Entry>,
@@ -233,7 +233,7 @@ impl Requests<RequestEffects> for Performing<'_> {
 impl Performing<'_> {
     #[inline(never)]
     fn acknowledge(&mut self, transmit: &Transmit) {
-        perform::build_bare(self.world, transmit, self.template, self.stats);
+        perform::build_bare(self.world, transmit, self.headers, self.stats);
     }
 
     #[inline(never)]
@@ -243,7 +243,7 @@ impl Performing<'_> {
             self.world,
             &*effects,
             (&entry.request, &entry.run, true),
-            self.template,
+            self.headers,
             self.stats,
             &mut self.wakes,
         );

@@ -17,7 +17,7 @@ use crate::log::request::{ConnId, Request};
 use crate::stats::EffectStats;
 
 pub(crate) use datagrams::{build_datagram, build_datagram_in, queue, whole_datagram};
-pub(crate) use frames::{Template, build, build_bare, build_in};
+pub(crate) use frames::{BuiltHeaders, build, build_bare, build_in};
 #[cfg(feature = "testkit")]
 pub(crate) use {datagrams::fill_datagram, frames::fill};
 
@@ -27,7 +27,7 @@ pub(crate) fn all<'a>(
     world: &World,
     effects: impl IntoIterator<Item = &'a Effect>,
     (request, run, is_stored): (&Request, &Run, bool),
-    template: &mut Template,
+    headers: &mut BuiltHeaders,
     stats: &mut EffectStats,
     wakes: &mut Wakes<'_>,
 ) {
@@ -38,7 +38,7 @@ pub(crate) fn all<'a>(
                 wakes.add(piece.conn);
             }
             Effect::Transmit(transmit) => {
-                build(world, transmit, (0, transmit.count), template, stats);
+                build(world, transmit, (0, transmit.count), headers, stats);
             }
             Effect::Queue(datagrams) => {
                 queue(world, datagrams, run.frames(), stats);

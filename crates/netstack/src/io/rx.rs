@@ -114,7 +114,7 @@ pub(crate) struct RxPump {
     /// When [`turn_v6`](Self::turn_v6) is due.
     v6_due: Instant,
     /// The last published time and credit.
-    published: Published,
+    last_sampled: LastSampled,
     recording: Recording,
     /// Payload bytes received in segments.
     pub(crate) received: u64,
@@ -123,7 +123,7 @@ pub(crate) struct RxPump {
 
 /// The last published values of time and credit, which every request carries.
 #[derive(Default)]
-struct Published {
+struct LastSampled {
     time: Instant,
     /// The count of sent frames, for the credit.
     sent: u64,
@@ -185,7 +185,7 @@ impl RxPump {
             connections: Connections::default(),
             control_wait: ControlWait::default(),
             v6_due: Instant::NEVER,
-            published: Published::default(),
+            last_sampled: LastSampled::default(),
             recording: Recording {
                 recorder,
                 written: HashMap::new(),
@@ -270,7 +270,7 @@ impl RxPump {
     /// Whether `deadline` is due and no published request carries its time. If one does, this
     /// worker's replica has not applied it yet.
     fn is_time_due(&self, deadline: Instant, now: Instant) -> bool {
-        deadline <= now && self.published.time < deadline
+        deadline <= now && self.last_sampled.time < deadline
     }
 
     /// Publishes the time if it is due, or the credit if it grew, when no other request carried
@@ -278,8 +278,8 @@ impl RxPump {
     fn tick(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
         let sent = self.world.tx.sent();
         let due = self.is_time_due(deadline, now);
-        if (due || sent > self.published.sent) && log.room() > 0 {
-            self.published.sent = sent;
+        if (due || sent > self.last_sampled.sent) && log.room() > 0 {
+            self.last_sampled.sent = sent;
             self.publish(&Request::tick(now, sent), None, Run::default(), log);
             return 1;
         }
@@ -293,8 +293,8 @@ impl RxPump {
     }
 
     fn sample_sent(&mut self) -> u64 {
-        self.published.sent = self.world.tx.sent();
-        self.published.sent
+        self.last_sampled.sent = self.world.tx.sent();
+        self.last_sampled.sent
     }
 
     fn publish(
@@ -305,7 +305,7 @@ impl RxPump {
         log: &mut impl Log,
     ) {
         self.stats.requests += 1;
-        self.published.time = request.digest.now;
+        self.last_sampled.time = request.digest.now;
         if self.recording.recorder.is_some() {
             self.record(request, verdict, &run);
         }
@@ -499,11 +499,11 @@ impl RxPump {
         log: &mut L,
     ) -> (usize, bool) {
         let (frames, device_empty) = batches.publish(self, now, log);
-        if self.published.late.0 != self.stats.requests {
-            self.published.late = (self.stats.requests, 0);
+        if self.last_sampled.late.0 != self.stats.requests {
+            self.last_sampled.late = (self.stats.requests, 0);
         }
-        self.published.late.1 += frames;
-        if self.published.late.1 >= MAX_LATE_FRAMES {
+        self.last_sampled.late.1 += frames;
+        if self.last_sampled.late.1 >= MAX_LATE_FRAMES {
             self.tick(now, deadline, log);
         }
         (frames, device_empty)
@@ -670,14 +670,14 @@ impl RxPump {
             }
         }
         let sent = self.world.tx.sent();
-        self.published.sent = sent;
+        self.last_sampled.sent = sent;
         let ahead = self.stores_ahead.then_some(verdict.is_none());
         let digest = &mut request.digest;
         (digest.now, digest.sent, digest.hint) = (now, sent, conn);
         self.received += u64::from(digest.len);
         let place = sample_cursors(&self.world, digest, ahead);
         self.stats.requests += 1;
-        self.published.time = now;
+        self.last_sampled.time = now;
         if self.recording.recorder.is_some() {
             with_run(&mut |run| self.record(request, verdict, run));
         }
@@ -738,7 +738,7 @@ impl RxPump {
             || self.datagrams.has_work()
             || self.connections.unanswered.has_work()
             || self.world.has_work()
-            || self.world.tx.sent() > self.published.sent
+            || self.world.tx.sent() > self.last_sampled.sent
             || self.follows_place()
     }
 

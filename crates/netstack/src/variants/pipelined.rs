@@ -61,7 +61,7 @@ use super::groups::{Classify, divide_setup};
 use crate::drive::{ByHand, Handle};
 use crate::error::{ConfigError, check_queues};
 use crate::io::claim::Claimer;
-use crate::io::perform::Template;
+use crate::io::perform::BuiltHeaders;
 use crate::io::rx::Receiver;
 use crate::io::setup::Base;
 use crate::io::world::World;
@@ -259,7 +259,7 @@ impl Pipeline {
                 let done = Arc::new(AtomicU64::new(0));
                 jobs.push(JobInput {
                     world: Arc::clone(&base.world),
-                    template: Template::default(),
+                    headers: BuiltHeaders::default(),
                     receiver,
                     done: Arc::clone(&done),
                     wake: Arc::clone(wake),

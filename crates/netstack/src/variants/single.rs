@@ -9,7 +9,7 @@ use crate::drive::coalescing::{CoalescingDelay, Received};
 use crate::drive::{ByHand, Worker};
 use crate::error::ConfigError;
 use crate::io::direct::DirectLog;
-use crate::io::perform::Template;
+use crate::io::perform::BuiltHeaders;
 use crate::io::record::{Entry, Recorder};
 use crate::io::rx::{Log, Receiver};
 use crate::io::setup::Setup;
@@ -34,7 +34,7 @@ pub struct SingleWorker {
     world: Arc<World>,
     replica: ReplicaState,
     direct: DirectLog,
-    template: Template,
+    headers: BuiltHeaders,
     stats: EffectStats,
     coalescing: CoalescingDelay,
 }
@@ -61,7 +61,7 @@ impl Single {
             replica: ReplicaState::new(base.world.limits),
             world: base.world,
             direct: DirectLog::default(),
-            template: Template::default(),
+            headers: BuiltHeaders::default(),
             stats: EffectStats::default(),
             coalescing: CoalescingDelay::default(),
             rx: Receiver::new(base.rx, base.claimer),
@@ -91,11 +91,11 @@ impl Worker for SingleWorker {
             world,
             replica,
             direct,
-            template,
+            headers,
             stats,
             ..
         } = self;
-        direct.work(world, replica, template, stats);
+        direct.work(world, replica, headers, stats);
         // The receive pump has already counted this work.
         0
     }

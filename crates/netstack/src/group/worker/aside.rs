@@ -62,14 +62,14 @@ pub(super) struct Quiet {
 
 /// How much the receive pump has published.
 #[derive(Clone, Copy)]
-pub(super) struct Published {
+pub(super) struct PumpCounts {
     received: u64,
     frames: u64,
 }
 
-impl Published {
+impl PumpCounts {
     pub(super) const fn by(pump: &RxPump) -> Self {
-        Published {
+        PumpCounts {
             received: pump.received,
             frames: pump.stats.frames,
         }
@@ -99,7 +99,7 @@ impl Quiet {
     #[inline]
     pub(super) fn count_published(
         &mut self,
-        before: Published,
+        before: PumpCounts,
         pump: &RxPump,
         done: usize,
     ) -> bool {

@@ -24,7 +24,7 @@ const CHECKSUM_AT: u16 = 16;
 
 /// The headers of the last frames built, for both address families.
 #[derive(Debug, Default)]
-pub(crate) struct Template {
+pub(crate) struct BuiltHeaders {
     v4: Kept<PLAIN>,
     v6: Box<Kept<PLAIN_V6>>,
 }
@@ -34,7 +34,7 @@ pub(crate) struct Template {
 /// TCP option is timestamps.
 #[derive(Debug)]
 struct Kept<const N: usize> {
-    key: Option<TemplateKey>,
+    key: Option<KeptKey>,
     bytes: [u8; N],
     /// `bytes` with zeros for the fields that vary.
     head: Head,
@@ -61,9 +61,9 @@ const AT: usize = PLAIN - TCP_PLAIN;
 const AT_V6: usize = PLAIN_V6 - TCP_PLAIN;
 const PLAIN_V6: usize = ETHERNET_HEADER + 40 + TCP_PLAIN;
 
-/// The values that all frames of one template share.
+/// The values that frames with kept headers share.
 #[derive(Clone, Copy, Debug)]
-struct TemplateKey {
+struct KeptKey {
     conn: ConnId,
     header_version: u32,
     len: u32,
@@ -101,7 +101,7 @@ impl<const N: usize> Kept<N> {
         self.write(seq, t.ack, t.wnd, buffer)
     }
 
-    /// Makes this the template for frames of `t`.
+    /// Makes these the headers for frames of `t`.
     #[inline(always)]
     fn fit(&mut self, world: &World, t: &Transmit, flags: Flags, len: u32) {
         if !self.key.is_some_and(|of| of.matches(t, flags, len)) {
@@ -109,7 +109,7 @@ impl<const N: usize> Kept<N> {
         }
     }
 
-    /// Makes this the template for the next frames of `t`, acknowledgment number and window
+    /// Makes these the headers for the next frames of `t`, acknowledgment number and window
     /// included, so each frame needs only its sequence number and checksum. Returns the headers
     /// without these two.
     #[inline(always)]
@@ -137,8 +137,8 @@ impl<const N: usize> Kept<N> {
         }
     }
 
-    /// Writes the headers with these numbers. A header field that differs between frames of one
-    /// template must be written here and in `write_next`, and be in the sums.
+    /// Writes the headers with these numbers. A header field that differs between frames with
+    /// one key must be written here and in `write_next`, and be in the sums.
     #[inline(always)]
     fn write(&self, seq: SeqNum, ack: SeqNum, wnd: u16, buffer: &mut [u8]) -> Head {
         // Copies a fixed length: the payload overwrites anything after the headers.
@@ -164,7 +164,7 @@ impl<const N: usize> Kept<N> {
         };
         self.head = emit_once(world, &zeros, SeqNum(0), flags, len, &mut bytes);
         self.bytes.copy_from_slice(&bytes[..N]);
-        self.key = Some(TemplateKey {
+        self.key = Some(KeptKey {
             conn: t.conn,
             header_version: t.header_version,
             len,
@@ -175,7 +175,7 @@ impl<const N: usize> Kept<N> {
     }
 }
 
-impl TemplateKey {
+impl KeptKey {
     /// Whether a frame of `t` has these headers.
     #[inline(always)]
     fn matches(&self, t: &Transmit, flags: Flags, len: u32) -> bool {
@@ -267,11 +267,11 @@ fn unfinished<const N: usize>() -> TxMeta {
 pub(crate) fn build_bare(
     world: &World,
     t: &Transmit,
-    template: &mut Template,
+    headers: &mut BuiltHeaders,
     stats: &mut EffectStats,
 ) {
     match world.tx.begin(t.first_frame, 1) {
-        Ok(begun) => build_bare_in(world, t, begun, template, stats),
+        Ok(begun) => build_bare_in(world, t, begun, headers, stats),
         Err(_) => stats.diverged += 1,
     }
 }
@@ -281,13 +281,13 @@ fn build_bare_in(
     world: &World,
     t: &Transmit,
     begun: BegunFrames<'_>,
-    template: &mut Template,
+    headers: &mut BuiltHeaders,
     stats: &mut EffectStats,
 ) {
     if t.flow.local.address.is_v4() {
-        build_bare_as(world, t, begun, &mut template.v4, stats);
+        build_bare_as(world, t, begun, &mut headers.v4, stats);
     } else {
-        build_bare_v6(world, t, begun, template, stats);
+        build_bare_v6(world, t, begun, headers, stats);
     }
 }
 
@@ -296,10 +296,10 @@ fn build_bare_v6(
     world: &World,
     t: &Transmit,
     begun: BegunFrames<'_>,
-    template: &mut Template,
+    headers: &mut BuiltHeaders,
     stats: &mut EffectStats,
 ) {
-    build_bare_as(world, t, begun, &mut *template.v6, stats);
+    build_bare_as(world, t, begun, &mut *headers.v6, stats);
 }
 
 #[inline(always)]
@@ -307,11 +307,11 @@ fn build_bare_as<const N: usize>(
     world: &World,
     t: &Transmit,
     mut begun: BegunFrames<'_>,
-    template: &mut Kept<N>,
+    kept: &mut Kept<N>,
     stats: &mut EffectStats,
 ) {
     let buffer = begun.buffer();
-    let head = template.emit(world, t, t.seq, t.flags, 0, buffer);
+    let head = kept.emit(world, t, t.seq, t.flags, 0, buffer);
     let meta = complete_bare::<N>(world, &head, buffer);
     begun.built(head.len, head.len, meta);
     begun.publish();
@@ -340,7 +340,7 @@ pub(crate) fn build(
     world: &World,
     t: &Transmit,
     (from, count): (u32, u32),
-    template: &mut Template,
+    headers: &mut BuiltHeaders,
     stats: &mut EffectStats,
 ) {
     let (mut at, end) = (from, from + count);
@@ -349,7 +349,7 @@ pub(crate) fn build(
             Ok(begun) => {
                 let from = at;
                 at += begun.left();
-                build_in(world, t, (from, begun), template, stats, || ());
+                build_in(world, t, (from, begun), headers, stats, || ());
             }
             Err(_) => {
                 stats.diverged += 1;
@@ -366,18 +366,18 @@ pub(crate) fn build_in(
     world: &World,
     t: &Transmit,
     (from, begun): (u32, BegunFrames<'_>),
-    template: &mut Template,
+    headers: &mut BuiltHeaders,
     stats: &mut EffectStats,
     mut before: impl FnMut(),
 ) {
     if t.payload_len == 0 {
         before();
-        return build_bare_in(world, t, begun, template, stats);
+        return build_bare_in(world, t, begun, headers, stats);
     }
     if t.flow.local.address.is_v4() {
-        build_range(world, t, (from, begun), &mut template.v4, stats, before);
+        build_range(world, t, (from, begun), &mut headers.v4, stats, before);
     } else {
-        build_range(world, t, (from, begun), &mut *template.v6, stats, before);
+        build_range(world, t, (from, begun), &mut *headers.v6, stats, before);
     }
 }
 
@@ -387,7 +387,7 @@ fn build_range<const N: usize>(
     world: &World,
     t: &Transmit,
     (from, mut begun): (u32, BegunFrames<'_>),
-    template: &mut Kept<N>,
+    kept: &mut Kept<N>,
     stats: &mut EffectStats,
     mut before: impl FnMut(),
 ) {
@@ -400,10 +400,10 @@ fn build_range<const N: usize>(
     if world.tx_checksum {
         for i in range {
             before();
-            build_with_payload(world, &stream, t, i, template, &mut begun);
+            build_with_payload(world, &stream, t, i, kept, &mut begun);
         }
     } else {
-        build_copies(world, &stream, t, range, template, &mut begun, &mut before);
+        build_copies(world, &stream, t, range, kept, &mut begun, &mut before);
     }
     begun.publish();
     stats.frames += u64::from(count);
@@ -424,7 +424,7 @@ fn build_copies<const N: usize>(
     stream: &StreamRef<'_>,
     t: &Transmit,
     range: Range<u32>,
-    template: &mut Kept<N>,
+    kept: &mut Kept<N>,
     begun: &mut BegunFrames<'_>,
     mut before: impl FnMut(),
 ) {
@@ -441,14 +441,14 @@ fn build_copies<const N: usize>(
             } else {
                 t.flags.without(Flags::PSH.with(Flags::FIN))
             };
-            head = template.fit_numbered(world, t, flags, len);
+            head = kept.fit_numbered(world, t, flags, len);
         }
         let total = head.len + len as usize;
         // This worker most likely builds the next frame, too, which has equal length.
         world.tx.fetch(frame + 1, total);
         let buffer = begun.buffer();
         let seq = t.seq + i * t.frame_len;
-        template.write_next(seq, buffer);
+        kept.write_next(seq, buffer);
         let parts = stream.sending(offset, len as usize);
         let sum = head.sum.number(seq.0);
         let checksum = sum
@@ -467,7 +467,7 @@ fn build_with_payload<const N: usize>(
     stream: &StreamRef<'_>,
     t: &Transmit,
     i: u32,
-    template: &mut Kept<N>,
+    kept: &mut Kept<N>,
     begun: &mut BegunFrames<'_>,
 ) {
     let (offset, len) = t.payload_of(i);
@@ -483,7 +483,7 @@ fn build_with_payload<const N: usize>(
     };
     let buffer = begun.buffer();
     let seq = t.seq + i * t.frame_len;
-    let head = template.emit(world, t, seq, flags, len, buffer);
+    let head = kept.emit(world, t, seq, flags, len, buffer);
     let total = head.len + len as usize;
     if carried.is_none() {
         let (a, b) = stream.sending(offset, len as usize);

@@ -7,7 +7,7 @@ use super::locks::LockTimes;
 use super::message::{Free, Own};
 use super::{IDLE, LockStats, LockedShared, State};
 use crate::io::perform;
-use crate::io::perform::Template;
+use crate::io::perform::BuiltHeaders;
 use crate::io::prepare::prepare;
 use crate::io::rx::{Log, RESERVED};
 use crate::io::world::Wakes;
@@ -41,7 +41,7 @@ pub(super) struct Batch {
     counted: usize,
     effects: Vec<Effect>,
     effects_done: usize,
-    template: Template,
+    headers: BuiltHeaders,
     pub(super) effect_stats: EffectStats,
     /// Counts of segments and of misordered segments only.
     pub(super) lock_stats: LockStats,
@@ -125,17 +125,17 @@ impl Batch {
         let item = &self.items[self.performed];
         let effects = &self.effects[self.effects_done..item.effects_end];
         let what = (&item.request, &item.run, false);
-        let (template, stats) = (&mut self.template, &mut self.effect_stats);
+        let (headers, stats) = (&mut self.headers, &mut self.effect_stats);
         let is_sent = |effect: &&Effect| matches!(effect, Effect::Transmit(_) | Effect::Send(_));
         if shared.locks.has_header_locks() && effects.iter().any(|effect| is_sent(&effect)) {
             let others = effects.iter().filter(|effect| !is_sent(effect));
-            perform::all(&shared.world, others, what, template, stats, wakes);
+            perform::all(&shared.world, others, what, headers, stats, wakes);
             let sent = effects.iter().filter(is_sent);
             shared.locks.prepend_header(&mut self.times, || {
-                perform::all(&shared.world, sent, what, template, stats, wakes);
+                perform::all(&shared.world, sent, what, headers, stats, wakes);
             });
         } else {
-            perform::all(&shared.world, effects, what, template, stats, wakes);
+            perform::all(&shared.world, effects, what, headers, stats, wakes);
         }
         self.effects_done = item.effects_end;
         self.performed += 1;

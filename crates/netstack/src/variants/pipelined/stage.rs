@@ -11,7 +11,7 @@ use dominoes_drivers::{Frame, RxChecksum};
 use super::front::Inbox;
 use super::message::{Build, Delivered, Jobs, LastLook, Receiver, RemoteRun, Sender, WakeUp};
 use crate::io::claim::Claimer;
-use crate::io::perform::{self, Template};
+use crate::io::perform::{self, BuiltHeaders};
 use crate::io::prepare::{is_verified_by_device, prepare, transport_is_good};
 use crate::io::record::Entry;
 use crate::io::rx::{self, Log};
@@ -181,9 +181,9 @@ impl Interface {
 /// Jobs from one protocol stage to one data stage.
 pub(super) struct JobInput {
     pub(super) world: Arc<World>,
-    /// One template per protocol stage: connections of two protocol stages may have the same id,
+    /// Kept by each protocol stage: connections of two protocol stages may have the same id,
     /// but not the same headers.
-    pub(super) template: Template,
+    pub(super) headers: BuiltHeaders,
     pub(super) receiver: Receiver<Jobs>,
     /// How many messages are done.
     pub(super) done: Arc<AtomicU64>,
@@ -343,8 +343,8 @@ impl Data {
             for Build { effect, first, end } in jobs.frames {
                 match &effect {
                     Effect::Transmit(transmit) => {
-                        let (template, range) = (&mut input.template, (first, end - first));
-                        perform::build(world, transmit, range, template, &mut self.stats);
+                        let (headers, range) = (&mut input.headers, (first, end - first));
+                        perform::build(world, transmit, range, headers, &mut self.stats);
                     }
                     Effect::Send(send) => {
                         for i in first..end {
@@ -491,7 +491,7 @@ pub(super) struct Protocol {
     recycler: FrameRecycler,
     returns: Returns,
     interface: Arc<WakeUp>,
-    template: Template,
+    headers: BuiltHeaders,
     effects: Vec<Effect>,
     stats: EffectStats,
 }
@@ -534,7 +534,7 @@ impl Protocol {
                 waiting: Vec::new(),
             },
             interface,
-            template: Template::default(),
+            headers: BuiltHeaders::default(),
             effects: Vec::new(),
             stats: EffectStats::default(),
         }
@@ -613,7 +613,7 @@ impl Protocol {
             applied: 0,
             outboxes: &mut self.outboxes,
             recycler: &mut self.recycler,
-            template: &mut self.template,
+            headers: &mut self.headers,
             stats: &mut self.stats,
         };
         self.replica.apply_each(&mut applying, &mut self.effects);
@@ -724,7 +724,7 @@ struct Applying<'a> {
     applied: usize,
     outboxes: &'a mut [Outbox],
     recycler: &'a mut FrameRecycler,
-    template: &'a mut Template,
+    headers: &'a mut BuiltHeaders,
     stats: &'a mut EffectStats,
 }
 
@@ -763,7 +763,7 @@ impl Requests<Vec<Effect>> for Applying<'_> {
                 }
                 Effect::Transmit(transmit) if transmit.payload_len == 0 => {
                     for i in 0..transmit.count {
-                        perform::build(self.world, &transmit, (i, 1), self.template, self.stats);
+                        perform::build(self.world, &transmit, (i, 1), self.headers, self.stats);
                     }
                 }
                 Effect::Transmit(transmit) => {
