@@ -596,7 +596,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// frames it claimed. `None` if other workers have all queues of the device, if this one has
     /// enough to do, or while its last batch is not parsed.
     pub fn claim(&mut self, now: Instant) -> Option<usize> {
-        self.stragglers.now = self.stragglers.now.max(now);
+        self.now = self.now.max(now);
         if self.handle_membership() || !self.may_take_frames() {
             return None;
         }
@@ -658,12 +658,12 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             shared,
             recycler,
             id,
-            stragglers,
+            now,
             ..
         } = self;
         let mut done = false;
         if intake.parsed.is_none() {
-            let before = stragglers.now.before(HELP_AFTER);
+            let before = now.before(HELP_AFTER);
             let claimed = intake.claimed.take();
             let is_helped = claimed.is_none();
             let Some((number, batch)) = claimed.or_else(|| shared.batches.oldest_unparsed(before))
@@ -689,7 +689,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Takes the receive pump for one turn: publishes parsed batches, and news of applications.
     /// `None` if another worker has the pump, or if this one is not active or has no state.
     pub fn publish(&mut self, now: Instant) -> Option<usize> {
-        self.stragglers.now = self.stragglers.now.max(now);
+        self.now = self.now.max(now);
         if self.handle_membership() || !self.may_take_frames() {
             return None;
         }

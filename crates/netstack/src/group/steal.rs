@@ -55,8 +55,6 @@ pub(crate) struct Stragglers {
     pub(crate) any: bool,
     /// Another worker has begun the work at this worker's cursor.
     pub(crate) blocked: bool,
-    /// The latest time that this worker was given.
-    pub(crate) now: Instant,
     /// The oldest pending request when this worker last checked, and since when it is the oldest.
     oldest: Option<(Seq, Instant)>,
     /// It has been the oldest for too long.
@@ -71,7 +69,6 @@ impl Stragglers {
             late_at: vec![None; slots].into_boxed_slice(),
             any: false,
             blocked: false,
-            now: Instant::ZERO,
             oldest: None,
             overdue: false,
             next_check: Instant::ZERO,
@@ -80,28 +77,38 @@ impl Stragglers {
 
     /// Whether a worker with `pending` pending requests should check how far the others are.
     #[inline]
-    pub(crate) fn is_due(&self, pending: usize, idle: bool, layout: &Layout) -> bool {
+    pub(crate) fn is_due(
+        &self,
+        now: Instant,
+        (pending, idle): (usize, bool),
+        layout: &Layout,
+    ) -> bool {
         pending > 0
             && (idle
                 || self.any
                 || self.blocked
-                || self.now >= self.next_check
+                || now >= self.next_check
                 || pending > layout.tuning.steal_after)
     }
 
     /// Checks which workers are late. Returns whether there may be work to steal.
-    pub(crate) fn check(&mut self, shared: &ReplicatedShared, pending: &PendingEffects) -> bool {
-        self.next_check = self.now + shared.layout.tuning.patience;
+    pub(crate) fn check(
+        &mut self,
+        now: Instant,
+        shared: &ReplicatedShared,
+        pending: &PendingEffects,
+    ) -> bool {
+        self.next_check = now + shared.layout.tuning.patience;
         if pending.applied.is_empty() {
             (self.oldest, self.overdue, self.any) = (None, false, false);
             return false;
         }
         match self.oldest {
             Some((seq, since)) if seq == pending.first => {
-                self.overdue = self.now.since(since) >= shared.layout.tuning.patience;
+                self.overdue = now.since(since) >= shared.layout.tuning.patience;
             }
             _ => {
-                self.oldest = Some((pending.first, self.now));
+                self.oldest = Some((pending.first, now));
                 self.overdue = false;
             }
         }
@@ -316,27 +323,27 @@ mod tests {
     fn others_are_checked_if_something_is_pending_and_there_is_time_or_need() {
         let tuning = GroupTuning::default().steal_after(100);
         let layout = Layout::default().tuning(tuning);
+        let [now, later] = [5, 6].map(Instant::from_millis);
         let quiet = || {
             let mut stragglers = Stragglers::new(2);
-            stragglers.now = Instant::from_millis(5);
-            stragglers.next_check = Instant::from_millis(6);
+            stragglers.next_check = later;
             stragglers
         };
         for (pending, idle, is) in [(0, true, false), (1, true, true), (1, false, false)] {
-            assert_eq!(quiet().is_due(pending, idle, &layout), is);
+            assert_eq!(quiet().is_due(now, (pending, idle), &layout), is);
         }
-        assert!(!quiet().is_due(100, false, &layout));
-        assert!(quiet().is_due(101, false, &layout));
+        assert!(!quiet().is_due(now, (100, false), &layout));
+        assert!(quiet().is_due(now, (101, false), &layout));
         let reasons: [fn(&mut Stragglers); 3] = [
             |stragglers| stragglers.any = true,
             |stragglers| stragglers.blocked = true,
-            |stragglers| stragglers.now = stragglers.next_check,
+            |stragglers| stragglers.next_check = Instant::ZERO,
         ];
         for reason in reasons {
             let mut stragglers = quiet();
             reason(&mut stragglers);
-            assert!(stragglers.is_due(1, false, &layout));
-            assert!(!stragglers.is_due(0, false, &layout));
+            assert!(stragglers.is_due(now, (1, false), &layout));
+            assert!(!stragglers.is_due(now, (0, false), &layout));
         }
     }
 }

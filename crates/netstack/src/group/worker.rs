@@ -104,6 +104,8 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     pub(crate) cursor: Cursor,
     /// Where the cursor was when it posted its counters.
     posted_at: Seq,
+    /// The latest time that it was given.
+    pub(crate) now: Instant,
     pub(crate) stragglers: Stragglers,
     send_watch: SendWatch,
     /// Turns in a row without work.
@@ -152,6 +154,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         } = snapshot;
         ReplicatedWorker {
             id,
+            now: Instant::ZERO,
             stragglers: Stragglers::new(shared.layout.slot_count()),
             shared,
             log,
@@ -210,12 +213,12 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     }
 
     /// Called when a turn begins: if the last one found work, the time from the beginning of that
-    /// one (`stragglers.now`) to now counts as busy.
+    /// one (`self.now`) to now counts as busy.
     pub(super) fn count_busy(&mut self, now: Instant) {
         if self.was_busy {
             // ORDERING: Relaxed: only this worker writes it, and for others it is a measurement.
             let busy = &self.shared.busy[self.id];
-            let passed = now.since(self.stragglers.now).as_nanos();
+            let passed = now.since(self.now).as_nanos();
             busy.store(busy.load(Ordering::Relaxed) + passed, Ordering::Relaxed);
         }
     }
@@ -653,7 +656,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     #[inline]
     pub(super) fn steal_if_due(&mut self, idle: bool) -> usize {
         let pending = self.pending.applied.len();
-        if !self.stragglers.is_due(pending, idle, &self.shared.layout) {
+        let about = (pending, idle);
+        if !self.stragglers.is_due(self.now, about, &self.shared.layout) {
             return 0;
         }
         self.steal_now(MOST_STOLEN)
@@ -662,7 +666,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     #[inline(never)]
     fn steal_now(&mut self, most: usize) -> usize {
         self.forget();
-        if !self.stragglers.check(&self.shared, &self.pending) {
+        if !self.stragglers.check(self.now, &self.shared, &self.pending) {
             return 0;
         }
         let stolen = self.scan(most);
@@ -722,7 +726,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let all = self.shared.world.has_sent_all(self.replica.frames().next);
         if all {
             self.send_watch = SendWatch {
-                since: self.stragglers.now,
+                since: self.now,
                 sent,
             };
         }
@@ -757,7 +761,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// them may be held up, so this one does, even if it is busy.
     #[inline]
     fn is_sender_late(&mut self, sent: u64) -> bool {
-        let now = self.stragglers.now;
+        let now = self.now;
         if self.send_watch.sent != sent {
             self.send_watch = SendWatch { since: now, sent };
             return false;
@@ -835,7 +839,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
             if self.shared.layout.autoscale {
                 self.count_busy(now);
             }
-            self.stragglers.now = self.stragglers.now.max(now);
+            self.now = self.now.max(now);
         }
         let is_away = self.handle_membership();
         if is_away && now.is_some() {

@@ -13,14 +13,12 @@ use crate::group::steal::Stragglers;
 impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Replaces the replica and all that belongs to its position. The join check comes next.
     fn restart_from(&mut self, snapshot: Snapshot) {
-        let now = self.stragglers.now;
         let Snapshot {
             replica,
             log,
             pending,
         } = snapshot;
         self.stragglers = Stragglers::new(self.shared.layout.slot_count());
-        self.stragglers.now = now;
         self.cursor = Cursor::at_first(&pending);
         self.unposted.clear();
         self.prepared_bytes = 0;
