@@ -406,7 +406,7 @@ impl World {
             payload_offset: HEADERS,
             options: segment.options,
         };
-        self.apply(host, &Request { digest, body });
+        self.apply(host, &Request::new(digest, body));
     }
 
     /// Advances time a little and applies a tick to the first host.

@@ -57,7 +57,7 @@ use crate::io::tx::TxPump;
 use crate::io::world::World;
 use crate::io::{BatchRuns, ClaimedFrames, Run};
 use crate::log::effect::Effect;
-use crate::log::request::{MAX_RUN, Request, Verdict};
+use crate::log::request::{InBatch, MAX_RUN, Request, Verdict};
 use crate::socket::Sockets;
 use crate::state::apply::ReplicaState;
 use crate::stats::{AutoscaleStats, EffectStats, MembershipStats, PostedStats};
@@ -325,9 +325,11 @@ impl GroupLog<'_> {
             self.put_batch(worker, (parsed.len(), has_payload), BatchRuns::Parsed(runs));
         let last = parsed.len() - 1;
         for (index, run) in parsed.iter_mut().enumerate() {
-            let digest = &mut run.request.digest;
-            (digest.primary, digest.index) = (primary, index as u8);
-            digest.left = (last - index) as u8;
+            run.request.in_batch = InBatch {
+                primary,
+                index: index as u8,
+                left: (last - index) as u8,
+            };
             if let Some(verdict) = run.verdict {
                 self.shared.verdicts.set(first + index as u64, verdict);
             }
@@ -359,9 +361,11 @@ impl Log for GroupLog<'_> {
         let mut request = *request;
         let what = (1, request.digest.len > 0);
         let (seq, primary) = self.put_batch(self.holder, what, BatchRuns::One(run));
-        let digest = &mut request.digest;
-        (digest.primary, digest.index, digest.left) = (primary, 0, 0);
-        if !digest.kind.has_frames() {
+        request.in_batch = InBatch {
+            primary,
+            ..InBatch::default()
+        };
+        if !request.digest.kind.has_frames() {
             self.shared.verdicts.set(seq, 0);
         } else if let Some(verdict) = verdict {
             self.shared.verdicts.set(seq, verdict);

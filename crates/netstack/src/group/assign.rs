@@ -20,6 +20,7 @@ use crate::group::{Layout, ReplicatedShared};
 use crate::io::claim::MAX_CLAIM;
 use crate::io::tx::Owner;
 use crate::log::effect::Effect;
+use crate::log::request::InBatch;
 
 /// The policy that assigns requests and outgoing frames to workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -125,22 +126,22 @@ pub(super) fn takers(layout: &Layout, batches: usize) -> Option<Greedy> {
 }
 
 impl ReplicatedShared {
-    /// Whether worker `id` is primary of the batch at `first`, whose primary by the pump is
-    /// `primary`. Under [`Primaries::Greedy`] the worker takes the batch if no other has.
+    /// Whether worker `id` is primary of the request at `seq`. Under [`Primaries::Greedy`] the
+    /// worker takes the batch if no other has.
     #[inline]
-    pub(super) fn is_primary(&self, id: usize, first: Seq, primary: u8) -> bool {
+    pub(super) fn is_primary(&self, id: usize, seq: Seq, in_batch: InBatch) -> bool {
         match &self.takers {
-            Some(takers) => takers.is_mine(Work::chunk(first), id, MAX_REPLICAS),
-            None => usize::from(primary) == id,
+            Some(takers) => takers.is_mine(Work::chunk(in_batch.first(seq)), id, MAX_REPLICAS),
+            None => usize::from(in_batch.primary) == id,
         }
     }
 
-    /// The primary of the batch at `first`.
-    pub(super) fn primary(&self, first: Seq, primary: u8) -> Owner {
+    /// The primary of the request at `seq`.
+    pub(super) fn primary(&self, seq: Seq, in_batch: InBatch) -> Owner {
         let Some(takers) = &self.takers else {
-            return Owner::Worker(usize::from(primary));
+            return Owner::Worker(usize::from(in_batch.primary));
         };
-        let work = Work::chunk(first);
+        let work = Work::chunk(in_batch.first(seq));
         match takers.taker(work) {
             Some(taker) => Owner::Worker(taker),
             None if takers.is_past(work) => Owner::Done,
@@ -165,10 +166,10 @@ impl ReplicatedShared {
             _ => (true, effect.frames().map_or(0, |(_, count)| count)),
         };
         let owner = if policy.first_owns_frames() {
-            let is_lone = applied.index | applied.left == 0
+            let is_lone = applied.in_batch.index | applied.in_batch.left == 0
                 && applied.len <= applied.seg_len
                 && count <= LONE_FRAMES;
-            match self.primary(seq - u64::from(applied.index), applied.primary) {
+            match self.primary(seq, applied.in_batch) {
                 Owner::Worker(primary) if is_lone && self.membership.is_active(primary) => primary,
                 _ => id,
             }

@@ -45,11 +45,11 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let Some(request) = log.get(from) else {
             return 0;
         };
-        let is_mine = usize::from(request.digest.primary) == *id && shared.takers.is_none();
+        let is_mine = usize::from(request.in_batch.primary) == *id && shared.takers.is_none();
         if !is_mine || shared.verdicts.get(from).is_none() {
             return 0;
         }
-        let end = from + u64::from(request.digest.left) + 1;
+        let end = from + u64::from(request.in_batch.left) + 1;
         let nothing = PendingEffects::default();
         let mut executor = Executor {
             id: *id,
@@ -195,7 +195,7 @@ impl<T: FaultHooks> Executor<'_, T> {
                 done = Step::Passed;
             }
         }
-        if applied.left == 0 {
+        if applied.in_batch.left == 0 {
             (self.cursor.number, self.cursor.frame) = (applied.effects, 0);
             match self.begin_piece(applied, applied.effects) {
                 Ok(()) => self.finish_batch(),

@@ -63,17 +63,16 @@ impl<T: FaultHooks> Executor<'_, T> {
         let Some(applied) = pending.applied.get((seq - pending.first) as usize) else {
             return Step::End;
         };
-        let first = seq - u64::from(applied.index);
-        let mine = self.shared.is_primary(self.id, first, applied.primary);
+        let mine = self.shared.is_primary(self.id, seq, applied.in_batch);
         if number == applied.effects {
-            if mine && applied.left == 0 {
+            if mine && applied.in_batch.left == 0 {
                 match self.begin_piece(applied, number) {
                     Ok(()) => self.finish_batch(),
                     Err(WorkState::Done) => {}
                     Err(_) => return Step::Blocked,
                 }
             }
-            if usize::from(applied.primary) == self.id {
+            if usize::from(applied.in_batch.primary) == self.id {
                 *self.prepared_bytes = self.prepared_bytes.saturating_sub(applied.len as usize);
                 self.stats.requests += 1;
             }
@@ -162,7 +161,9 @@ impl<T: FaultHooks> Executor<'_, T> {
             self.begin_batch(applied)?;
         }
         match &self.begun {
-            Some(begun) if begun.has_done(piece(applied.index, number)) => Err(WorkState::Done),
+            Some(begun) if begun.has_done(piece(applied.in_batch.index, number)) => {
+                Err(WorkState::Done)
+            }
             _ => Ok(()),
         }
     }
@@ -170,7 +171,7 @@ impl<T: FaultHooks> Executor<'_, T> {
     /// Whether this worker has begun the batch of the cursor's request.
     #[inline(always)]
     pub(crate) fn has_begun_batch(&self, applied: &Applied) -> bool {
-        let first = self.cursor.seq - u64::from(applied.index);
+        let first = applied.in_batch.first(self.cursor.seq);
         let begun = self.begun.as_ref();
         begun.is_some_and(|begun| begun.first() == first)
     }
@@ -178,7 +179,7 @@ impl<T: FaultHooks> Executor<'_, T> {
     #[inline(never)]
     fn begin_batch(&mut self, applied: &Applied) -> Result<(), WorkState> {
         self.release_batch();
-        let first = self.cursor.seq - u64::from(applied.index);
+        let first = applied.in_batch.first(self.cursor.seq);
         self.begun = Some(self.shared.records.begin(first)?);
         Ok(())
     }
@@ -248,7 +249,7 @@ impl<T: FaultHooks> Executor<'_, T> {
             }
         }
         let begun = self.begun.as_ref();
-        let run = begun.and_then(|begun| begun.value().get(applied.index));
+        let run = begun.and_then(|begun| begun.value().get(applied.in_batch.index));
         match effect {
             Effect::Deliver(deliver) => {
                 match run {

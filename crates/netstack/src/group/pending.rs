@@ -9,7 +9,7 @@ use siphasher::sip::SipHasher13;
 
 use super::ReplicatedShared;
 use crate::log::effect::{Effect, EffectSink};
-use crate::log::request::Request;
+use crate::log::request::{InBatch, Request};
 
 /// Bits of a piece's number that count effects within their request; the other bits count requests.
 const EFFECT_BITS: u32 = 22;
@@ -31,11 +31,7 @@ pub(crate) struct Applied {
     pub(crate) len: u32,
     pub(crate) seg_len: u32,
     pub(crate) payload_offset: u16,
-    /// The primary that the receive pump chose.
-    pub(crate) primary: u8,
-    /// Requests before and behind it in its batch.
-    pub(crate) index: u8,
-    pub(crate) left: u8,
+    pub(crate) in_batch: InBatch,
     /// Whether its payload is already stored in the receive ring, at the place that the pump
     /// reserved.
     pub(crate) is_stored: bool,
@@ -51,9 +47,7 @@ impl Applied {
             len: request.digest.len,
             seg_len,
             payload_offset: payload_offset as u16,
-            primary: request.digest.primary,
-            index: request.digest.index,
-            left: request.digest.left,
+            in_batch: request.in_batch,
             is_stored,
         }
     }
@@ -138,7 +132,7 @@ impl PendingEffects {
         let before = self.effects.len();
         while self.first < below
             && let Some(oldest) = self.applied.front()
-            && shared.records.is_done(self.first - u64::from(oldest.index))
+            && shared.records.is_done(oldest.in_batch.first(self.first))
             && shared.world.tx.has_built(&mut self.built, oldest.frames)
         {
             self.effects.drain(..oldest.effects as usize);

@@ -133,7 +133,7 @@ impl Stragglers {
         applied: &Applied,
         seq: Seq,
     ) -> bool {
-        let batch_end = seq + u64::from(applied.left) + 1;
+        let batch_end = seq + u64::from(applied.in_batch.left) + 1;
         self.overdue || pending.end() >= batch_end + shared.layout.tuning.steal_after as u64
     }
 
@@ -172,10 +172,10 @@ impl ReplicatedShared {
         let Some(oldest) = pending.applied.front() else {
             return false;
         };
-        let first = pending.first - u64::from(oldest.index);
-        let owner = match self.records.is_done(first) {
+        let (seq, in_batch) = (pending.first, oldest.in_batch);
+        let owner = match self.records.is_done(in_batch.first(seq)) {
             true => self.world.tx.owner(pending.built),
-            false => self.primary(first, oldest.primary),
+            false => self.primary(seq, in_batch),
         };
         matches!(owner, Owner::Worker(id) if !self.membership.is_active(id))
     }
@@ -196,7 +196,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         {
             let number = self.cursor.number;
             if number == applied.effects {
-                if applied.left == 0 {
+                if applied.in_batch.left == 0 {
                     if self
                         .steal_piece(stragglers, &mut skipped, applied, number)
                         .is_ok()
@@ -252,8 +252,8 @@ impl<T: FaultHooks> Executor<'_, T> {
         let found = if self.has_begun_batch(applied) {
             self.begin_piece(applied, number)
         } else {
-            let first = seq - u64::from(applied.index);
-            match shared.records.state(first, piece(applied.index, number)) {
+            let piece = piece(applied.in_batch.index, number);
+            match shared.records.state(applied.in_batch.first(seq), piece) {
                 WorkState::Free
                     if !stragglers.may_steal(shared, self.pending, self.id, owner, seq) =>
                 {
@@ -274,8 +274,7 @@ impl<T: FaultHooks> Executor<'_, T> {
     }
 
     fn owner(&self, applied: &Applied) -> Owner {
-        let first = self.cursor.seq - u64::from(applied.index);
-        self.shared.primary(first, applied.primary)
+        self.shared.primary(self.cursor.seq, applied.in_batch)
     }
 
     /// Builds the cursor's frame, one of `count` from `first` on, if that is due now, and moves the

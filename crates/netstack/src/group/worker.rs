@@ -399,20 +399,20 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             let Some(request) = log.get(seq) else {
                 continue;
             };
-            if usize::from(request.digest.primary) != *id {
+            if usize::from(request.in_batch.primary) != *id {
                 continue;
             }
             *prepared_bytes += request.digest.len as usize;
             if shared.verdicts.get(seq).is_some() {
                 continue;
             }
-            let first = seq - u64::from(request.digest.index);
+            let first = request.in_batch.first(seq);
             if reading.as_ref().is_none_or(|batch| batch.first() != first) {
                 recycler.put_read(reading.take());
                 reading = shared.records.read(first);
             }
             let runs = reading.as_ref().map(ReadBatch::value);
-            if let Some(run) = runs.and_then(|runs| runs.get(request.digest.index)) {
+            if let Some(run) = runs.and_then(|runs| runs.get(request.in_batch.index)) {
                 done += usize::from(shared.prepare(seq, request, run, stats, || {
                     if T::ACTIVE {
                         hooks.before_preparing(seq);
@@ -440,11 +440,11 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let Some(request) = self.log.get(seq) else {
             return false;
         };
-        let index = request.digest.index;
-        let Some(reading) = self.shared.records.read(seq - u64::from(index)) else {
+        let in_batch = request.in_batch;
+        let Some(reading) = self.shared.records.read(in_batch.first(seq)) else {
             return false;
         };
-        let done = reading.value().get(index).is_some_and(|run| {
+        let done = reading.value().get(in_batch.index).is_some_and(|run| {
             self.shared.prepare(seq, request, run, &mut self.stats, || {
                 if T::ACTIVE {
                     self.hooks.before_preparing(seq);
@@ -1087,7 +1087,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
         };
         let run = entry.prepare_world(&shared.world);
         let active = shared.membership.active();
-        let index = u32::from(entry.request.digest.primary) % active.count_ones().max(1);
+        let index = u32::from(entry.request.in_batch.primary) % active.count_ones().max(1);
         let id = (0..64)
             .filter(|id| active >> id & 1 == 1)
             .nth(index as usize);

@@ -474,7 +474,7 @@ impl OpenRun {
                 .then(|| wire::HeaderTemplateV6::new(frame.bytes(), tcp))
                 .flatten();
         }
-        let Request { digest, body } = &mut self.request;
+        let Request { digest, body, .. } = &mut self.request;
         digest.kind = RequestKind::Segments;
         digest.seg_seq = SeqNum(tcp.seq);
         digest.seg_ack = SeqNum(tcp.ack);

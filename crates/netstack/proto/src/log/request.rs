@@ -167,14 +167,6 @@ pub struct Digest {
     pub kind: RequestKind,
     /// Optional fields that are set: [`Digest::TIMESTAMPS`] and so on.
     pub bits: u8,
-    /// The worker that the pump chose to perform the effects. Nothing that `apply` does depends
-    /// on it.
-    pub primary: u8,
-    /// Requests before this one in its batch: 0 for the first. Nothing that `apply` does depends
-    /// on it, nor on `left`.
-    pub index: u8,
-    /// Requests behind this one in its batch: 0 for the last.
-    pub left: u8,
 }
 
 const _: () = assert!(size_of::<Digest>() == 64 && size_of::<Request>() == 192);
@@ -216,9 +208,6 @@ impl Digest {
             count: 0,
             kind,
             bits: 0,
-            primary: 0,
-            index: 0,
-            left: 0,
         }
     }
 
@@ -617,6 +606,26 @@ impl Merged {
     }
 }
 
+/// The batch of a request, and its place there. `apply` does not read it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+pub struct InBatch {
+    /// The worker that normally performs the effects.
+    pub primary: u8,
+    /// Requests before this one: 0 for the first.
+    pub index: u8,
+    /// Requests behind this one: 0 for the last.
+    pub left: u8,
+}
+
+impl InBatch {
+    /// The position of the first request, if this one is at `seq`.
+    #[inline(always)]
+    pub const fn first(self, seq: u64) -> u64 {
+        seq - self.index as u64
+    }
+}
+
 /// One entry of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
@@ -624,17 +633,29 @@ impl Merged {
 pub struct Request {
     /// What `apply` reads of a run, and time and credit of every request.
     pub digest: Digest,
+    /// Its place in its batch.
+    pub in_batch: InBatch,
     /// The part that depends on the kind.
     pub body: Body,
 }
 
 impl Request {
-    /// A command: a request without segments.
-    pub const fn command(now: Instant, sent: u64, body: Body) -> Self {
+    /// A request by itself.
+    pub const fn new(digest: Digest, body: Body) -> Self {
         Request {
-            digest: Digest::bare(RequestKind::Command, now, sent),
+            digest,
+            in_batch: InBatch {
+                primary: 0,
+                index: 0,
+                left: 0,
+            },
             body,
         }
+    }
+
+    /// A command: a request without segments.
+    pub const fn command(now: Instant, sent: u64, body: Body) -> Self {
+        Request::new(Digest::bare(RequestKind::Command, now, sent), body)
     }
 
     /// The layout of a run's payload: bytes in every segment except the last, and bytes of each
@@ -651,10 +672,7 @@ impl Request {
 
     /// A request with only time and credit.
     pub const fn tick(now: Instant, sent: u64) -> Self {
-        Request {
-            digest: Digest::bare(RequestKind::Tick, now, sent),
-            body: Body::None,
-        }
+        Request::new(Digest::bare(RequestKind::Tick, now, sent), Body::None)
     }
 }
 
@@ -827,18 +845,16 @@ mod tests {
         digest.flags = flags;
         digest.seg_seq = SeqNum(1000);
         let end = Endpoint::new(Address::ipv4(127, 0, 0, 1), 1);
-        Request {
-            digest,
-            body: Body::Segments {
-                flow: Flow {
-                    local: end,
-                    remote: end,
-                },
-                mac: Mac::default(),
-                payload_offset: 54,
-                options: Options::None,
+        let body = Body::Segments {
+            flow: Flow {
+                local: end,
+                remote: end,
             },
-        }
+            mac: Mac::default(),
+            payload_offset: 54,
+            options: Options::None,
+        };
+        Request::new(digest, body)
     }
 
     fn pieces(request: &Request, verdict: Verdict) -> Vec<(u32, u32, u8, Flags)> {

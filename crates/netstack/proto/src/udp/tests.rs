@@ -85,7 +85,7 @@ impl Fixture {
 
     fn arrive_as(&mut self, digest: Digest, lengths: Lengths, verdict: Verdict) -> Option<Queue> {
         let body = Body::Datagrams { lengths };
-        let request = Request { digest, body };
+        let request = Request::new(digest, body);
         match *self.with(|sockets, cx| sockets.arrive(&request, verdict, cx)) {
             [] => None,
             [Effect::Queue(queue)] => Some(queue),

@@ -81,7 +81,8 @@ impl Quiet {
     #[inline(always)]
     pub(super) const fn note(&mut self, request: &Request) {
         let digest = &request.digest;
-        self.saw_load |= digest.count | digest.left > LONE_SEGMENTS || digest.len > LONE_BYTES;
+        self.saw_load |=
+            digest.count | request.in_batch.left > LONE_SEGMENTS || digest.len > LONE_BYTES;
     }
 
     /// Whether it is quiet for long enough to stay aside.

@@ -380,7 +380,7 @@ impl RxPump {
             digest.bits |= Digest::PROGRESS;
         }
         let body = Body::Datagrams { lengths };
-        let request = Request { digest, body };
+        let request = Request::new(digest, body);
         self.stats.runs += 1;
         let verdict = is_verified.then(|| request.digest.all_good());
         self.publish(&request, verdict, run, log);

@@ -79,7 +79,7 @@ impl Fixture {
             payload_offset: 54,
             options: crate::log::request::Options::None,
         };
-        Request { digest, body }
+        Request::new(digest, body)
     }
 
     pub(crate) fn sent(&self) -> Vec<Transmit> {
