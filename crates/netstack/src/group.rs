@@ -4,9 +4,9 @@
 //! state. Its steps can be called one by one, in any order and interleaving, from one thread or
 //! many. Threads have [turns](crate::variants::Worker::turn).
 //!
-//! No step waits for another worker. [`Primaries`] chooses the primary of a request. Outgoing
-//! frames are assigned by chunks of their own numbers, so that many workers share the work of a
-//! request that causes many frames.
+//! No step waits for another worker. The worker that parsed a request is its primary, unless the
+//! group has other [`Primaries`]. Outgoing frames are assigned by chunks of their own numbers, so
+//! that many workers share the work of a request that causes many frames.
 
 mod assign;
 mod at_once;
@@ -18,19 +18,21 @@ mod intake;
 mod join_check;
 mod layout;
 mod pending;
+mod primaries;
 mod queues;
 mod slots;
 mod solo;
 mod steal;
 mod worker;
 
-pub use assign::Primaries;
-use assign::{LONE_BYTES, LONE_FRAMES, PrimaryNamer};
+use assign::{LONE_BYTES, LONE_FRAMES};
 use autoscale::{Autoscaler, ScaleDecision, WorkDone};
 pub use fault_hooks::FaultHooks;
 use intake::{ParsedRun, WaitingBatches};
 pub use layout::{GroupTuning, Layout};
 use pending::PendingEffects;
+pub use primaries::Primaries;
+use primaries::Rule;
 use queues::{AllQueues, Queues};
 pub use slots::{JoiningWorker, MembershipHandle};
 use slots::{Members, Snapshot};
@@ -42,8 +44,8 @@ use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 use dominoes::{
-    BatchRecords, BatchWriter, ChannelStats, EventCount, Fingerprints, Greedy, Mismatch, Publisher,
-    Seq, Spin, TryLock, TryLockGuard, Verdicts,
+    BatchRecords, BatchWriter, ChannelStats, EventCount, Fingerprints, Mismatch, Publisher, Seq,
+    Spin, TryLock, TryLockGuard, Verdicts,
 };
 use dominoes_drivers::Device;
 
@@ -83,8 +85,8 @@ pub(crate) struct ReplicatedShared {
     pub(crate) batches: WaitingBatches,
     pub(crate) rx: TryLock<RxSide>,
     pub(crate) tx: TryLock<TxPump>,
-    /// Who took which batch, under [`Primaries::Greedy`].
-    takers: Option<Greedy>,
+    /// Who is primary, if that is not as by default.
+    rule: Option<Box<Rule>>,
     /// Which slots are active, leaving, parked and so on.
     membership: Members,
     posts: Fingerprints,
@@ -110,7 +112,6 @@ pub(crate) struct RxSide {
     pub(crate) pump: RxPump,
     publisher: Publisher<Request, Spin>,
     writer: BatchWriter<BatchRuns>,
-    namer: PrimaryNamer,
     autoscaler: Autoscaler,
 }
 
@@ -145,7 +146,6 @@ impl RxSide {
             holder: id as u8,
             publisher: &mut self.publisher,
             writer: &mut self.writer,
-            namer: &mut self.namer,
             verifies: None,
             verified: 0,
         };
@@ -285,7 +285,6 @@ struct GroupLog<'a> {
     shared: &'a ReplicatedShared,
     publisher: &'a mut Publisher<Request, Spin>,
     writer: &'a mut BatchWriter<BatchRuns>,
-    namer: &'a mut PrimaryNamer,
     /// The worker that has the pump.
     holder: u8,
     /// Its counters, if it verifies a lone request before it publishes that: no other worker does
@@ -307,9 +306,8 @@ impl GroupLog<'_> {
         runs: BatchRuns,
     ) -> (Seq, u8) {
         let first = self.publisher.next_seq();
-        let primary = self
-            .namer
-            .name(self.shared, (first, len), worker, has_payload);
+        let by = (worker, self.holder);
+        let primary = self.shared.name_primary(by, (first, len), has_payload);
         let put = self.writer.put(len, runs);
         assert!(
             put.is_ok_and(|put| put == first),
@@ -452,11 +450,10 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
                 pump: base.rx,
                 publisher,
                 writer,
-                namer: PrimaryNamer::new(&layout),
                 autoscaler: Autoscaler::new(),
             }),
             tx: TryLock::new(base.tx),
-            takers: assign::takers(&layout, slots),
+            rule: Rule::of(&layout, slots),
             membership: Members::new(slot_count, layout.replicas, layout.autoscale),
             posts: if layout.confirm {
                 // Workers may be a log apart, and one may read positions that are a log older than

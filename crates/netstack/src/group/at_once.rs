@@ -45,11 +45,13 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let Some(request) = log.get(from) else {
             return 0;
         };
-        let is_mine = usize::from(request.in_batch.primary) == *id && shared.takers.is_none();
+        let in_batch = request.in_batch;
+        let is_mine =
+            usize::from(in_batch.primary) == *id && shared.is_primary(*id, from, in_batch);
         if !is_mine || shared.verdicts.get(from).is_none() {
             return 0;
         }
-        let end = from + u64::from(request.in_batch.left) + 1;
+        let end = from + u64::from(in_batch.left) + 1;
         let nothing = PendingEffects::default();
         let mut executor = Executor {
             id: *id,

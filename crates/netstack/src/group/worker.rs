@@ -44,7 +44,6 @@ use crate::io::perform::BuiltHeaders;
 use crate::io::record::{Entry, Recorder};
 use crate::io::rx::Log;
 use crate::io::sleep::{Sleep, sleep_alone};
-use crate::io::tx::Owner;
 use crate::io::world::Wakes;
 use crate::io::{BatchRuns, FrameRecycler};
 use crate::log::effect::Effect;
@@ -700,19 +699,19 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.cursor.effect -= self.pending.forget(self.cursor.seq, &self.shared);
     }
 
-    /// Sends frames, to the end of a chunk, if this worker owns the next one to be sent (then they
-    /// are in the cache of its core) or its owner is unknown, as by default. Sends all if it is
-    /// `idle`, or if frames wait too long. Sends nothing if another worker has the transmit pump.
+    /// Sends frames, to the end of the chunk of the next one; all if it is `idle`, if frames wait
+    /// too long, or if no other worker is active. Sends nothing if another worker has the transmit
+    /// pump.
     pub(crate) fn send_in_turn(&mut self, idle: bool) -> usize {
         let sent = self.shared.world.tx.sent();
-        let below = if self.has_sent_all(sent) {
+        if self.has_sent_all(sent) {
             return 0;
-        } else if idle || self.is_sender_late(sent) {
-            u64::MAX
-        } else if self.is_likely_sender(sent) {
-            self.own_frames_end(sent)
-        } else {
-            return 0;
+        }
+        let sends_all =
+            idle || self.is_sender_late(sent) || self.shared.membership.is_only_active(self.id);
+        let below = match sends_all {
+            true => u64::MAX,
+            false => self.shared.world.tx.chunk_end(sent),
         };
         match self.shared.tx.try_take() {
             Some(mut tx) => tx.turn_below(below),
@@ -733,32 +732,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         all
     }
 
-    /// The frame number below which this worker may send, from `frame` on: the end of the chunk, or
-    /// no limit if no other worker is active.
-    #[inline]
-    fn own_frames_end(&self, frame: u64) -> u64 {
-        match self.shared.membership.is_only_active(self.id) {
-            true => u64::MAX,
-            false => self.shared.world.tx.chunk_end(frame),
-        }
-    }
-
-    /// Whether this worker should send `frame`: it owns the frame, the owner is not active, or the
-    /// owner is not known.
-    #[inline]
-    fn is_likely_sender(&self, frame: u64) -> bool {
-        let shared = &self.shared;
-        if shared.layout.primaries.first_owns_frames() {
-            return true;
-        }
-        match shared.world.tx.owner(frame) {
-            Owner::Worker(owner) => owner == self.id || !shared.membership.is_active(owner),
-            _ => true,
-        }
-    }
-
-    /// Whether frames wait and none was sent for [`SEND_TAKEOVER`]. The worker that should send
-    /// them may be held up, so this one does, even if it is busy.
+    /// Whether frames wait and none was sent for [`SEND_TAKEOVER`]. The worker that builds them may
+    /// be held up.
     #[inline]
     fn is_sender_late(&mut self, sent: u64) -> bool {
         let now = self.now;

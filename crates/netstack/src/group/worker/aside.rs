@@ -13,8 +13,8 @@ use dominoes::Seq;
 
 use super::ReplicatedWorker;
 use crate::drive::Worker as _;
+use crate::group::FaultHooks;
 use crate::group::assign::{LONE_BYTES, LONE_FRAMES};
-use crate::group::{FaultHooks, Primaries};
 use crate::io::rx::RxPump;
 use crate::log::request::Request;
 use crate::time::{Duration, Instant};
@@ -199,7 +199,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             && quiet.few_frames
             && !core::mem::take(&mut quiet.saw_load)
             && !self.intake.is_busy()
-            && self.shared.layout.primaries == Primaries::ByPublisher;
+            && self.shared.rule.is_none();
         (quiet.share, quiet.frames, quiet.requests) = (share, frames, requests);
         quiet.turns = match is_quiet {
             true => quiet.turns.saturating_add(1),

@@ -1,0 +1,236 @@
+//! Other rules for who performs what, as papers describe them. They are for experiments: a group
+//! has none of them unless its [`Layout`] names one, and the default is in [`assign`](super::assign).
+
+use core::ops::Range;
+
+use dominoes::group::{MAX_REPLICAS, replicas};
+use dominoes::{Assignment, Balancer, ByLoad, Greedy, PrimaryPolicy, Seq, TryLock, Work, WorkKind};
+
+use crate::group::{Layout, ReplicatedShared};
+use crate::io::claim::MAX_CLAIM;
+use crate::io::tx::Owner;
+use crate::log::effect::Effect;
+use crate::log::request::InBatch;
+
+/// The policy that assigns requests and outgoing frames to workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Primaries {
+    /// The worker that claimed and parsed the batch: it has the frames' headers in its cache. A
+    /// worker with nothing else to do claims the next batch, so the work goes to a free worker.
+    /// Commands belong to the worker that published them. Chunks of frames belong to the worker
+    /// that asks first, with one compare-and-swap each: one that has applied what numbers
+    /// them and has nothing else to build. If that is a lone request, which asks for one frame or
+    /// two, the chunk goes to the request's primary.
+    #[default]
+    ByPublisher,
+    /// Batches, and chunks of frames, in turn.
+    ByPosition,
+    /// Batches, and chunks of frames, belong to the worker that asks first, with one
+    /// compare-and-swap each. The worker that parsed a batch prepares it.
+    Greedy,
+    /// Batches in which any segment has payload, and chunks whose first frame has some, to the
+    /// lower half of the workers; acknowledgments and everything else to the upper half.
+    ByKind,
+    /// Batches, weighted by how well the workers keep up. Frames are assigned by position. At most
+    /// 8 workers.
+    ByLoad,
+}
+
+impl Primaries {
+    /// All policies.
+    pub const ALL: [Primaries; 5] = [
+        Primaries::ByPublisher,
+        Primaries::ByPosition,
+        Primaries::Greedy,
+        Primaries::ByKind,
+        Primaries::ByLoad,
+    ];
+}
+
+/// Requests between two measurements of how well the workers keep up.
+const BALANCE_EVERY: u64 = 256;
+
+/// The slot of `mask` that is primary of batch or chunk `number`, if these go in turn.
+fn by_position(mask: u64, number: u64) -> usize {
+    in_turn(mask, number, 0..u64::from(mask.count_ones()))
+}
+
+/// The slot of `mask` that is primary of batch or chunk `number`, if these are assigned by kind.
+fn by_kind(mask: u64, number: u64, has_payload: bool) -> usize {
+    let count = u64::from(mask.count_ones());
+    let lower = count.div_ceil(2);
+    match has_payload {
+        true => in_turn(mask, number, 0..lower),
+        // One slot does everything.
+        false => in_turn(mask, number, lower.min(count - 1)..count),
+    }
+}
+
+fn in_turn(mask: u64, number: u64, among: Range<u64>) -> usize {
+    let place = among.start + number % (among.end - among.start);
+    replicas(mask).nth(place as usize).unwrap_or(0)
+}
+
+/// A rule that is not the default.
+pub(super) struct Rule {
+    primaries: Primaries,
+    /// Who took which batch, under [`Primaries::Greedy`].
+    takers: Option<Greedy>,
+    /// Used by the worker that has the receive pump.
+    named: TryLock<Named>,
+}
+
+/// The batches that have a primary.
+struct Named {
+    count: u64,
+    /// The workers that may be primary of the batch that was published last.
+    owners: u64,
+    load: ByLoad,
+    balancer: Option<Balancer>,
+    /// For each slot, the requests that were assigned to it.
+    given: Vec<u64>,
+    /// Position of the next measurement of how well the workers keep up.
+    next_balance: Seq,
+}
+
+impl Rule {
+    /// The rule of a group with these settings, whose log has `slots` slots. `None`: the default.
+    pub(super) fn of(layout: &Layout, slots: usize) -> Option<Box<Rule>> {
+        let primaries = layout.primaries;
+        let balancer = (primaries == Primaries::ByLoad)
+            // A backlog of a batch is ordinary.
+            .then(|| Balancer::new(layout.slot_count(), MAX_CLAIM as u64));
+        let named = Named {
+            count: 0,
+            owners: u64::MAX >> (64 - layout.replicas),
+            load: ByLoad::new(1, 1),
+            balancer,
+            given: vec![0; layout.slot_count()],
+            next_balance: BALANCE_EVERY,
+        };
+        let rule = Rule {
+            primaries,
+            takers: (primaries == Primaries::Greedy).then(|| Greedy::new(&[slots])),
+            named: TryLock::new(named),
+        };
+        (primaries != Primaries::ByPublisher).then(|| Box::new(rule))
+    }
+
+    /// The primary of the batch of `len` requests that is published at `first`. `None`: as by
+    /// default.
+    pub(super) fn name_primary(
+        &self,
+        shared: &ReplicatedShared,
+        (first, len): (Seq, usize),
+        has_payload: bool,
+    ) -> Option<usize> {
+        if self.takers.is_some() {
+            return None;
+        }
+        let mut named = self.named.try_take()?;
+        named.count += 1;
+        let mask = shared.membership.staying();
+        // If there are none, the previous owners stay; a worker that joins finds them not active.
+        if mask != 0 {
+            // What other workers did in a slot's place is no backlog of the worker that has the
+            // slot now.
+            for id in replicas(mask & !named.owners) {
+                named.given[id] = shared.slot_stats[id].load().requests;
+            }
+            named.owners = mask;
+        }
+        let batch = named.count;
+        Some(match self.primaries {
+            Primaries::ByKind => by_kind(named.owners, batch, has_payload),
+            Primaries::ByLoad => named.by_load(shared, (first, len)),
+            _ => by_position(named.owners, batch),
+        })
+    }
+
+    /// Whether worker `id` is primary of the request at `seq`. Under [`Primaries::Greedy`] the
+    /// worker takes the batch if no other has.
+    pub(super) fn is_primary(&self, id: usize, seq: Seq, in_batch: InBatch) -> bool {
+        match &self.takers {
+            Some(takers) => takers.is_mine(Work::chunk(in_batch.first(seq)), id, MAX_REPLICAS),
+            None => usize::from(in_batch.primary) == id,
+        }
+    }
+
+    /// The primary of the request at `seq`.
+    pub(super) fn primary(&self, seq: Seq, in_batch: InBatch) -> Owner {
+        let Some(takers) = &self.takers else {
+            return Owner::Worker(usize::from(in_batch.primary));
+        };
+        let work = Work::chunk(in_batch.first(seq));
+        match takers.taker(work) {
+            Some(taker) => Owner::Worker(taker),
+            None if takers.is_past(work) => Owner::Done,
+            // A worker may have taken it between the two reads.
+            None => takers.taker(work).map_or(Owner::Unassigned, Owner::Worker),
+        }
+    }
+
+    /// The owner of the chunk of `frame`, for which `effect` asks. `None`: as by default.
+    pub(super) fn chunk_owner(
+        &self,
+        shared: &ReplicatedShared,
+        frame: u64,
+        effect: &Effect,
+    ) -> Option<usize> {
+        let staying = shared.membership.staying();
+        // The membership may change at this moment.
+        if self.takers.is_some() || staying == 0 {
+            return None;
+        }
+        let chunk = shared.world.tx.chunk_of(frame);
+        Some(match (self.primaries, effect) {
+            (Primaries::ByKind, Effect::Transmit(transmit)) => {
+                by_kind(staying, chunk, transmit.payload_len > 0)
+            }
+            (Primaries::ByKind, _) => by_kind(staying, chunk, true),
+            _ => by_position(staying, chunk),
+        })
+    }
+}
+
+impl Named {
+    fn by_load(&mut self, shared: &ReplicatedShared, (first, len): (Seq, usize)) -> usize {
+        if first >= self.next_balance {
+            self.next_balance = first + BALANCE_EVERY;
+            self.balance(shared, self.count + 1);
+        }
+        let primary = self.load.primary(self.count, self.given.len());
+        let primary = match self.owners >> primary & 1 {
+            0 => by_position(self.owners, self.count),
+            _ => primary,
+        };
+        self.given[primary] += len as u64;
+        primary
+    }
+
+    /// From batch `from` on, weights the workers by how well they keep up.
+    fn balance(&mut self, shared: &ReplicatedShared, from: u64) {
+        let done = shared.slot_stats.iter().map(|share| share.load().requests);
+        let done = Vec::from_iter(done);
+        let balancer = self.balancer.as_mut();
+        if let Some(weights) = balancer.and_then(|balancer| balancer.sample(&self.given, &done)) {
+            self.load.change(WorkKind(0), from, weights);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_goes_in_turn_to_the_slots_that_are_in_the_set() {
+        let owners = 0b1011_0010;
+        let found: Vec<usize> = (0..6).map(|number| by_position(owners, number)).collect();
+        assert_eq!(found, [1, 4, 5, 7, 1, 4]);
+        let kinds = |set| [true, false].map(|payload| [3, 4].map(|n| by_kind(set, n, payload)));
+        assert_eq!(kinds(owners), [[4, 1], [7, 5]]);
+        assert_eq!(kinds(0b100), [[2; 2]; 2]);
+    }
+}
