@@ -1,4 +1,5 @@
-//! The receive pump for a thread that claims its own frames: `single`, `pipelined`, solo mode.
+//! The receive pump for a thread that claims its own frames: `single`, `pipelined`, solo mode, and a
+//! worker of a group that expects lone requests (`Direct` in `group/intake.rs`).
 
 use super::{BatchSource, FRAMES_A_TURN, Log, RESERVED, RxPump};
 use crate::io::ClaimedFrames;
