@@ -160,7 +160,7 @@ const UNSAFE: [&str; 35] = [
 
 /// What a frame passes through in the stack from one device to the other: files, and folders with
 /// every file in them but tests and models.
-const PATH_OF_A_FRAME: [&str; 25] = [
+const PATH_OF_A_FRAME: [&str; 37] = [
     "crates/dominoes/src/batches.rs",
     "crates/dominoes/src/try_lock.rs",
     "crates/dominoes/src/group/majority.rs",
@@ -172,10 +172,22 @@ const PATH_OF_A_FRAME: [&str; 25] = [
     "crates/dominoes/src/subscription.rs",
     "crates/dominoes/src/verdicts.rs",
     "crates/dominoes/src/work.rs",
+    "crates/drivers/src/af_packet.rs",
+    "crates/drivers/src/af_xdp.rs",
+    "crates/drivers/src/checked.rs",
+    "crates/drivers/src/fd_halves.rs",
     "crates/drivers/src/frame.rs",
+    "crates/drivers/src/lib.rs",
+    "crates/drivers/src/memory.rs",
     "crates/drivers/src/pool.rs",
     "crates/drivers/src/prefetch.rs",
     "crates/drivers/src/queues.rs",
+    "crates/drivers/src/sys",
+    "crates/drivers/src/tap.rs",
+    "crates/drivers/src/tun.rs",
+    "crates/drivers/src/umem.rs",
+    "crates/drivers/src/vnet.rs",
+    "crates/drivers/src/xsk_ring.rs",
     "crates/netstack/proto/src",
     "crates/netstack/src/drive",
     "crates/netstack/src/drive.rs",
