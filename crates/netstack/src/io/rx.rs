@@ -244,7 +244,7 @@ impl RxPump {
             self.configured = true;
             self.host.announce_again(now);
         }
-        let performed = self.take_closed(log);
+        let performed = self.take_closed(now, log);
         if !self.world.hints.is_empty() {
             self.take_hints(now);
         }
@@ -354,37 +354,32 @@ impl RxPump {
         }
     }
 
-    /// Takes what was closed. Returns the position below which all was performed when this turn
-    /// began: without a log, the requests of a turn are performed only after it, so a later look
-    /// could fail in every turn. Comes before the hints are taken, so that no later run has the
-    /// hint of a connection that is taken here.
-    fn take_closed(&mut self, log: &mut impl Log) -> u64 {
+    /// Takes what was closed. If anything is, or a look at an idle connection is due, returns the
+    /// position below which all was performed when this turn began: without a log, the requests of
+    /// a turn are performed only after it, so a later look could fail in every turn. Comes before
+    /// the hints are taken, so that no later run has the hint of a connection that is taken here.
+    fn take_closed(&mut self, now: Instant, log: &mut impl Log) -> Option<u64> {
         if !self.world.queues.unbound.is_empty() {
             self.take_unbound(log);
         }
         if !self.world.retired.is_empty() {
             self.take_retired(log);
         }
-        match self.datagrams.closing.is_empty() && self.connections.closing.is_empty() {
-            true => 0,
-            false => log.performed(),
-        }
+        let is_asked = !self.datagrams.closing.is_empty()
+            || !self.connections.closing.is_empty()
+            || self.connections.idle.is_due(now);
+        is_asked.then(|| log.performed())
     }
 
-    fn poll_queues(&mut self, now: Instant, performed: u64, log: &mut impl Log) -> usize {
+    fn poll_queues(&mut self, now: Instant, performed: Option<u64>, log: &mut impl Log) -> usize {
         let mut done = 0;
-        if !self.datagrams.closing.is_empty() {
-            done += self.free_sockets(performed);
-        }
-        if !self.connections.closing.is_empty() {
-            done += self.reap(now, performed, log);
+        if let Some(performed) = performed {
+            done += self.free_sockets(performed) + self.reap(now, performed, log);
+            done += self.look_at_idle(now, performed, log);
         }
         self.with_host(now, |host| host.on_time(now));
         if self.connections.held.next_deadline() <= now {
             self.drop_syns(now);
-        }
-        if self.connections.idle.is_due(now) {
-            done += self.look_at_idle(now, log);
         }
         if !self.world.mailbox.paths.is_empty() {
             done += self.take_paths(now);

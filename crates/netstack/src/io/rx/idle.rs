@@ -196,21 +196,22 @@ impl RxPump {
         }
     }
 
-    /// Takes up to [`LOOKS`] due looks. Returns 1 if more are due, 0 otherwise; looks do not count
+    /// Takes up to [`LOOKS`] due looks. When the turn began, all was performed below the position
+    /// `performed`. Returns 1 if more are due, 0 otherwise; looks do not count
     /// as work.
     #[cold]
-    pub(super) fn look_at_idle(&mut self, now: Instant, log: &mut impl Log) -> usize {
+    pub(super) fn look_at_idle(&mut self, now: Instant, performed: u64, log: &impl Log) -> usize {
         for _ in 0..LOOKS {
             let Some(look) = self.connections.idle.next(now) else {
                 return 0;
             };
-            self.look_at(now, look, log);
+            self.look_at(now, performed, look, log);
         }
         usize::from(self.connections.idle.is_due(now))
     }
 
     #[cold]
-    fn look_at(&mut self, now: Instant, look: Look, log: &mut impl Log) {
+    fn look_at(&mut self, now: Instant, performed: u64, look: Look, log: &impl Log) {
         let flow = look.flow;
         let hint = self.connections.hints.get_mut(&flow);
         let Some(hint) = hint.filter(|hint| hint.look == look.number) else {
@@ -232,7 +233,7 @@ impl RxPump {
             // When a worker leaves solo mode, positions start again from a lower value; every
             // request of solo mode is performed.
             let position = hint.watched.min(log.published());
-            if log.performed() >= position {
+            if performed >= position {
                 #[cfg(feature = "testkit")]
                 if self.world.loses_unread.load(Ordering::Relaxed) {
                     stream.lose_received();
