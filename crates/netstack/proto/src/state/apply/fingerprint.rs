@@ -2,21 +2,31 @@
 
 use super::ReplicaState;
 use crate::hash::mix;
+use crate::stats::StateStats;
 use crate::tcp::fields;
 #[cfg(any(test, feature = "testkit"))]
 use crate::tcp::fields::{Fields, Flip};
 
+/// One of so many posts has a counter: reading one takes longer than the rest of a post.
+const COUNTER_EVERY: u64 = 16;
+
 impl ReplicaState {
     /// A fingerprint that replicas post for comparison: the changes of all requests so far, folded
-    /// together as they were applied, and the full contents of two entries of the connection table,
-    /// one of which is a different one for each post. `turn` counts the posts.
+    /// together as they were applied, the full contents of two entries of the connection table, one
+    /// of which is a different one for each post, and in one of 16 posts a counter,
+    /// each in its turn. `turn` counts the posts.
     ///
     /// With a post every `e` positions and `p` entries in the table ([`ReplicaState::places`]: the
     /// largest number of connections that were open at one time), a corrupted bit in an entry
     /// becomes visible after at most `e * p` positions, unless it is overwritten before it has any
-    /// effect.
+    /// effect. Its only effect may be a wrong counter.
     pub fn post(&self, turn: u64) -> u64 {
         let mut h = mix(self.fold ^ self.now.as_nanos());
+        if turn.is_multiple_of(COUNTER_EVERY) {
+            let counters = self.stats().words();
+            let index = turn / COUNTER_EVERY % StateStats::COUNT as u64;
+            h = mix(h ^ counters[index as usize]);
+        }
         let places = self.places.len() as u64;
         if places > 0 {
             let touched = self.touched as usize;
@@ -49,6 +59,9 @@ impl ReplicaState {
         add(self.frames.resets.fingerprint());
         add(self.frames.challenges.fingerprint());
         add(self.frames.gap_pages);
+        for count in self.stats().words() {
+            add(count);
+        }
         add(u64::from(self.frames.link_mtu_v6));
         for conn in &self.waiting {
             add(u64::from(conn.index));
@@ -80,6 +93,9 @@ impl ReplicaState {
         }
         if self.frames != other.frames {
             return Some(format!("frames {:?} / {:?}", self.frames, other.frames));
+        }
+        if self.stats() != other.stats() {
+            return Some(format!("counters {:?} / {:?}", self.stats(), other.stats()));
         }
         if self.listeners != other.listeners {
             return Some("listeners".to_owned());

@@ -444,3 +444,15 @@ fn connections_take_turns_when_there_is_too_little_room_to_send() {
     }
     assert_eq!(seen, [9, 9]);
 }
+
+#[test]
+fn a_counter_that_differs_shows_in_both_fingerprints() {
+    let replica = Fixture::listening(1).replica;
+    let mut other = replica.clone();
+    // As a flipped bit of a connection leaves it that was counted twice, and ended twice.
+    other.frames.counts.established += 1;
+    other.frames.counts.no_longer_established += 1;
+    assert_ne!(replica.whole_fingerprint(), other.whole_fingerprint());
+    let differ = |turn: &u64| replica.post(*turn) != other.post(*turn);
+    assert_eq!((0..16 * StateStats::COUNT as u64).filter(differ).count(), 2);
+}
