@@ -15,7 +15,7 @@ use dominoes::{Domain, Meter, Turn, Watch};
 use dominoes_drivers::wait_beside;
 
 use super::Clock;
-use super::handover::Handover;
+use super::handover::{Done, Handover};
 use super::threads::WorkerDomain;
 use crate::io::driven::{Driven, FULL, Wait};
 use crate::io::sleep::now;
@@ -88,11 +88,7 @@ impl DrivenWorker {
         let worker = self
             .handover
             .take(self.clock.now(), || self.world.wake_device());
-        worker.map(|worker| Held {
-            driven: self,
-            worker: Some(worker),
-            has_slept: false,
-        })
+        worker.map(|worker| Held::new(self, worker))
     }
 }
 
@@ -111,12 +107,7 @@ impl Driven for DrivenWorker {
 
     fn pass(&self) {
         if let Some(worker) = self.handover.take_unused(self.clock.now()) {
-            let worker = Some(worker);
-            let mut held = Held {
-                driven: self,
-                worker,
-                has_slept: false,
-            };
+            let mut held = Held::new(self, worker);
             held.turn();
             held.end(Some(FULL));
         }
@@ -139,9 +130,20 @@ struct Held<'a> {
     worker: Option<Box<WorkerDomain>>,
     /// Whether the stack had nothing to do.
     has_slept: bool,
+    /// What it had done before.
+    before: Done,
 }
 
-impl Held<'_> {
+impl<'a> Held<'a> {
+    fn new(driven: &'a DrivenWorker, worker: Box<WorkerDomain>) -> Self {
+        Held {
+            driven,
+            before: worker.done(),
+            worker: Some(worker),
+            has_slept: false,
+        }
+    }
+
     /// Runs a turn. A panic in it ends the worker, as it would end the worker's thread, and not
     /// the application's.
     fn turn(&mut self) -> Turn {
@@ -159,7 +161,7 @@ impl Held<'_> {
         let Some(done) = self.worker.as_ref().map(|worker| worker.done()) else {
             return;
         };
-        let least = leaves.filter(|_| !self.has_slept);
+        let least = leaves.filter(|_| !self.has_slept || done.is_much_since(self.before));
         let driven = self.driven;
         drop(self);
         driven.handover.note_wait(least, done, driven.clock.now());

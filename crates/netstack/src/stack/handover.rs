@@ -10,7 +10,7 @@
 //! - *Several threads* that wait at a time cannot all drive: the deputy alone drives for
 //!   [`CONTENDED`]. It also does while one thread waits that could not take the worker.
 //! - *A thread that works on the bytes* of a stream would do its work and the stack's one after
-//!   the other. If the stack had no pause in [`BUSY`] waits, the deputy drives for [`CONTENDED`];
+//!   the other. If the stack had no pause in [`BUSY`] waits, or moved much, the deputy drives for [`CONTENDED`];
 //!   while a thread waits for many sockets, only if the stack also filled its frames. Whether two
 //!   threads move more bytes per second depends on the work and on how far apart their cores are,
 //!   so that is measured. Each time it helps, the deputy drives for longer; each time it does not,
@@ -32,6 +32,8 @@ const AWAY: Duration = Duration::from_millis(2);
 const CONTENDED: Duration = Duration::from_millis(100);
 /// After so many waits of a thread in which the stack had no pause, the deputy drives.
 const BUSY: usize = 16;
+/// Bytes of payload of a wait of a stream in bulk.
+const MUCH: u64 = 32 << 10;
 /// The shortest time over which the bytes are counted before the deputy drives.
 const WINDOW: Duration = Duration::from_millis(20);
 /// After this time they are counted anew.
@@ -77,6 +79,20 @@ pub(super) struct Done {
     pub(super) received: u64,
 }
 
+impl Done {
+    /// Bytes of payload moved since.
+    fn since(self, before: Done) -> u64 {
+        let received = self.received.saturating_sub(before.received);
+        received + self.sent.saturating_sub(before.sent)
+    }
+
+    /// Whether that was so much that a wait counts as one without a pause: in the pause the stack
+    /// waited for the peer's window or bytes, which come sooner if it works meanwhile.
+    pub(super) fn is_much_since(self, before: Done) -> bool {
+        self.since(before) >= MUCH
+    }
+}
+
 /// Finds out whether the stack does more if the deputy drives.
 #[derive(Debug)]
 struct Trial {
@@ -111,10 +127,8 @@ impl Trial {
         let (began, then) = self.from;
         let took = now.since(began);
         let sent = done.sent.saturating_sub(then.sent);
-        let rate = || {
-            let bytes = sent + done.received.saturating_sub(then.received);
-            bytes.saturating_mul(1_000_000) / (took.as_nanos() / 1_000).max(1)
-        };
+        let micros = (took.as_nanos() / 1_000).max(1);
+        let rate = || done.since(then).saturating_mul(1_000_000) / micros;
         self.busy = least.map_or(0, |_| self.busy + 1);
         if let Some(before) = self.before.take() {
             // Else the application did something else meanwhile.
@@ -562,6 +576,19 @@ mod tests {
             assert_eq!(thread.handover.take_unused(at(back - 1)), None);
             assert_eq!(thread.handover.take_unused(at(back)), Some(7));
         }
+    }
+
+    #[test]
+    fn a_wait_that_moves_much_counts_as_busy_though_the_stack_paused() {
+        let done = |sent, received| Done {
+            sent,
+            received,
+            frames: 1,
+        };
+        let before = done(7, 7);
+        assert!(!done(1_000, 1_000).is_much_since(before), "an exchange");
+        assert!(done(32_775, 7).is_much_since(before));
+        assert!(done(20_000, 20_000).is_much_since(before));
     }
 
     #[test]
