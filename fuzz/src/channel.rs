@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arbitrary::{Arbitrary, Unstructured};
 use dominoes::{
-    BatchError, BatchWriter, BatchRecords, BegunBatch, Inactive, Log, NoBatch, Publisher, ReadBatch,
-    Subscription, TryPublishError, Verdicts, WorkState, batch_records, channel_with_slots,
+    BatchError, BatchRecords, BatchWriter, BegunBatch, Inactive, Log, NoBatch, Publisher,
+    ReadBatch, Subscription, TryPublishError, Verdicts, WorkState, batch_records,
+    channel_with_slots,
 };
 
 use crate::input::{Input, assert_overflow_panics};
