@@ -29,10 +29,10 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 const PARTS: [Part; 10] = [
     part("crates/dominoes", 23_175, 17_000),
     part("crates/drivers", 24_880, 20_000),
-    part("crates/netstack/proto", 36_740, 31_000),
+    part("crates/netstack/proto", 36_744, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
-        ..part("crates/netstack", 69_287, 45_000)
+        ..part("crates/netstack", 69_423, 45_000)
     },
     part("crates/bench", 32_391, 21_000),
     part("crates/preload", 8_800, 4_000),

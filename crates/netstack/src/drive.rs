@@ -168,6 +168,11 @@ pub trait Worker: Send {
         false
     }
 
+    /// Whether the receive pump has to publish a count of sent frames for this worker's state.
+    fn needs_pump(&self) -> bool {
+        false
+    }
+
     /// Whether the receive pump has something to do without a new frame and before a timer, or
     /// another worker has the pump.
     fn is_pump_busy(&self) -> bool;
@@ -247,6 +252,10 @@ impl<W: Worker> Sleeper for W {
 
     fn waits_for_others(&mut self) -> bool {
         Worker::waits_for_others(self)
+    }
+
+    fn needs_pump(&self) -> bool {
+        Worker::needs_pump(self)
     }
 
     fn state_deadline(&self) -> Instant {

@@ -112,6 +112,8 @@ pub(crate) struct RxSide {
     pub(crate) pump: RxPump,
     publisher: Publisher<Request, Spin>,
     writer: BatchWriter<BatchRuns>,
+    /// How many requests the log had room for at the last look, less those published since.
+    room: usize,
     autoscaler: Autoscaler,
 }
 
@@ -146,6 +148,7 @@ impl RxSide {
             holder: id as u8,
             publisher: &mut self.publisher,
             writer: &mut self.writer,
+            room: &mut self.room,
             verifies: None,
             verified: 0,
         };
@@ -285,6 +288,7 @@ struct GroupLog<'a> {
     shared: &'a ReplicatedShared,
     publisher: &'a mut Publisher<Request, Spin>,
     writer: &'a mut BatchWriter<BatchRuns>,
+    room: &'a mut usize,
     /// The worker that has the pump.
     holder: u8,
     /// Its counters, if it verifies a lone request before it publishes that: no other worker does
@@ -306,6 +310,7 @@ impl GroupLog<'_> {
         runs: BatchRuns,
     ) -> (Seq, u8) {
         let first = self.publisher.next_seq();
+        *self.room = self.room.saturating_sub(len);
         let by = (worker, self.holder);
         let primary = self.shared.name_primary(by, (first, len), has_payload);
         let put = self.writer.put(len, runs);
@@ -339,8 +344,13 @@ impl GroupLog<'_> {
 }
 
 impl Log for GroupLog<'_> {
+    /// Looks again only if less than half of the log is known to be free.
+    #[inline]
     fn room(&mut self) -> usize {
-        self.writer.room().min(self.publisher.room())
+        if *self.room < self.shared.layout.tuning.log / 2 {
+            *self.room = self.writer.room().min(self.publisher.room());
+        }
+        *self.room
     }
 
     fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
@@ -450,6 +460,7 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
                 pump: base.rx,
                 publisher,
                 writer,
+                room: 0,
                 autoscaler: Autoscaler::new(),
             }),
             tx: TryLock::new(base.tx),

@@ -92,7 +92,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let Some(mut side) = shared.rx.try_take() else {
             return 0;
         };
-        let deadline = self.replica.next_deadline();
+        let awaited = self.replica.awaited();
         let pump = &mut side.pump;
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
         let (mut done, mut unseen) = (0, shared.queues.len());
@@ -103,7 +103,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             unseen -= 1;
             // Only the last queue shows whether the device is empty.
             let about = (&mut *claimer, unseen == 0 && done == 0);
-            done += pump.turns(now, deadline, about, &mut self.direct);
+            done += pump.turns(now, awaited, about, &mut self.direct);
         }
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
         if shared.layout.autoscale && side.autoscaler.is_due(now) {

@@ -119,7 +119,7 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     /// Its state for working without the log.
     pub(crate) direct: DirectLog,
     /// Used frames that this worker has still to return to the device.
-    pub(crate) recycler: FrameRecycler,
+    pub(crate) recycler: Box<FrameRecycler>,
     /// The batch that it claimed and has not parsed, or has parsed and could not hand over yet.
     pub(crate) intake: Intake,
     /// How often it has looked at several queues.
@@ -175,7 +175,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             quiet: Quiet::default(),
             log_mode: LogMode::Logged,
             direct: DirectLog::default(),
-            recycler: FrameRecycler::default(),
+            recycler: Box::default(),
             intake: Intake::new(),
             claims: 0,
             device_empty_at: Instant::NEVER,
@@ -303,6 +303,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// uses this worker's recycler, so frames return to the worker that needs them next. Returns
     /// how much was done, and whether that was lone requests. `None` if another worker has the
     /// pump. `is_direct`: the pump also claims the next frames, and publishes them at once.
+    #[inline]
     fn take_pump(&mut self, now: Instant, is_direct: bool) -> Option<(usize, bool)> {
         let queues = is_direct.then(|| self.queues());
         let shared = &*self.shared;
@@ -315,13 +316,13 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             intake: &mut self.intake,
             is_device_empty: !is_direct && self.device_empty_at == now,
         };
-        let deadline = self.replica.next_deadline();
+        let awaited = self.replica.awaited();
         let before = PumpCounts::by(pump);
         let done = match queues {
-            None => pump.turn(now, deadline, &mut batches, &mut log),
+            None => pump.turn(now, awaited, &mut batches, &mut log),
             Some(queues) => {
                 let mut direct = Direct::new(batches, self.id, queues);
-                let done = pump.turn(now, deadline, &mut direct, &mut log);
+                let done = pump.turn(now, awaited, &mut direct, &mut log);
                 self.device_empty_at = direct.empty_at;
                 done
             }
@@ -334,14 +335,16 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         Some((done, is_lone))
     }
 
-    /// Prepares, applies and performs; it also sends frames in between.
-    #[inline]
-    pub(super) fn process_log(&mut self) -> usize {
-        let end = self.log.poll();
-        if self.has_done_share(end) {
-            return 0;
-        }
-        let mut done = self.prepare_mine();
+    /// Prepares, applies and performs the requests below `end`; it also sends frames in between.
+    #[inline(never)]
+    fn process_log(&mut self, end: Seq) -> usize {
+        // A lone request is often prepared before it is published.
+        let from = self.replica.position();
+        let is_prepared = from + 1 == end && self.shared.verdicts.get(from).is_some();
+        let mut done = match is_prepared && self.cursor.seq == from {
+            true => 0,
+            false => self.prepare_mine(),
+        };
         let most_frames = self.shared.layout.tuning.frame_chunk as u32;
         while done < MOST_APPLIED {
             match self.apply_at_once(most_frames) {
@@ -702,11 +705,17 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Sends frames, to the end of the chunk of the next one; all if it is `idle`, if frames wait
     /// too long, or if no other worker is active. Sends nothing if another worker has the transmit
     /// pump.
+    #[inline]
     pub(crate) fn send_in_turn(&mut self, idle: bool) -> usize {
         let sent = self.shared.world.tx.sent();
-        if self.has_sent_all(sent) {
-            return 0;
+        match self.has_sent_all(sent) {
+            true => 0,
+            false => self.send_from(sent, idle),
         }
+    }
+
+    #[inline(never)]
+    fn send_from(&mut self, sent: u64, idle: bool) -> usize {
         let sends_all =
             idle || self.is_sender_late(sent) || self.shared.membership.is_only_active(self.id);
         let below = match sends_all {
@@ -846,7 +855,10 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
     fn process(&mut self) -> usize {
         match self.log_mode {
             LogMode::Solo => self.process_solo(),
-            _ => self.process_log(),
+            _ => match self.log.poll() {
+                end if self.has_done_share(end) => 0,
+                end => self.process_log(end),
+            },
         }
     }
 
@@ -876,8 +888,9 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
             return 0;
         }
         let stolen = self.steal_if_due(is_idle);
-        match is_idle && stolen == 0 {
-            true => usize::from(self.prepare_one(self.replica.position())),
+        let next = self.replica.position();
+        match is_idle && stolen == 0 && next < self.log.end() {
+            true => usize::from(self.prepare_one(next)),
             false => stolen,
         }
     }
@@ -944,12 +957,18 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
     fn is_pump_busy(&self) -> bool {
         let side = self.shared.rx.try_take();
         let queues = self.shared.queues.try_take_all();
-        side.is_none_or(|side| side.pump.has_work())
+        self.needs_pump()
+            || side.is_none_or(|side| side.pump.has_work())
             || queues.is_none_or(|queues| queues.has_rest())
+    }
+
+    fn needs_pump(&self) -> bool {
+        self.shared.world.is_awaited(self.replica.awaited())
     }
 
     fn waits_for_others(&mut self) -> bool {
         self.lag() > 0
+            || self.needs_pump()
             || self.has_pending_effects()
             || self.shared.world.has_unsent(self.replica.frames().next)
     }
@@ -1050,7 +1069,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
             return;
         };
         let next_try = shared.tx.try_take().and_then(|tx| tx.next_try());
-        let has_work = || self.has_work() || others_have_work();
+        let has_work = || self.has_work() || self.needs_pump() || others_have_work();
         sleep_alone(&shared.world, &mut rx, when, next_try, has_work);
     }
 

@@ -88,7 +88,26 @@ impl Log for DirectLog {
         self.end += 1;
     }
 
+    #[inline]
     fn reclaim(&mut self, each: &mut dyn FnMut(ClaimedFrames)) {
+        if self.done > 0 {
+            self.reclaim_done(each);
+        }
+    }
+
+    /// All waiting requests count as one position.
+    fn published(&self) -> u64 {
+        self.position + u64::from(self.done < self.end)
+    }
+
+    fn performed(&mut self) -> u64 {
+        self.position + u64::from(self.done == self.end)
+    }
+}
+
+impl DirectLog {
+    #[inline(never)]
+    fn reclaim_done(&mut self, each: &mut dyn FnMut(ClaimedFrames)) {
         let done = self.entries[..self.done].iter_mut();
         for batch in done.filter_map(|entry| entry.run.take_batch()) {
             // Only this thread has handles of a batch.
@@ -104,17 +123,6 @@ impl Log for DirectLog {
         self.done = 0;
     }
 
-    /// All waiting requests count as one position.
-    fn published(&self) -> u64 {
-        self.position + u64::from(self.done < self.end)
-    }
-
-    fn performed(&mut self) -> u64 {
-        self.position + u64::from(self.done == self.end)
-    }
-}
-
-impl DirectLog {
     /// Begins at the position of a log that is completely performed.
     pub(crate) fn begin(&mut self, position: u64) {
         self.position = position;
@@ -132,7 +140,22 @@ impl DirectLog {
     /// Prepares all waiting requests, then applies and performs them. All checksums come first:
     /// reading bytes that a device wrote is fastest without other work in between. Returns how
     /// many requests were applied.
+    #[inline]
     pub(crate) fn work(
+        &mut self,
+        world: &World,
+        replica: &mut ReplicaState,
+        headers: &mut BuiltHeaders,
+        stats: &mut EffectStats,
+    ) -> usize {
+        match self.done < self.end {
+            true => self.work_waiting(world, replica, headers, stats),
+            false => 0,
+        }
+    }
+
+    #[inline(never)]
+    fn work_waiting(
         &mut self,
         world: &World,
         replica: &mut ReplicaState,

@@ -44,6 +44,7 @@ use crate::packet as wire;
 use crate::packet::flow::Mac;
 use crate::packet::{Malformed, Packet};
 use crate::seqnum::SeqNum;
+use crate::state::apply::Awaited;
 use crate::state::demux::Grouping;
 use crate::stats::PumpStats;
 use crate::time::Instant;
@@ -98,8 +99,8 @@ pub(crate) struct RxPump {
     /// Whether payload may be stored before it is verified. Must not change: payload that was
     /// published without it is not counted in `Stream::published_end`.
     pub(crate) stores_ahead: bool,
-    /// The frame recycler of the worker that holds the pump.
-    pub(crate) recycler: FrameRecycler,
+    /// The frame recycler of the worker that holds the pump. Boxed, so that it is exchanged fast.
+    pub(crate) recycler: Box<FrameRecycler>,
     /// Parses packets that the pump has assembled or changed: reassembled datagrams, and frames
     /// whose VLAN tag it removed. Also parses batches if the thread that claims them holds the
     /// pump.
@@ -176,7 +177,7 @@ impl RxPump {
             group: GroupIndex::ONLY,
             grouping: Grouping::new(&keys, 1),
             stores_ahead: false,
-            recycler: FrameRecycler::default(),
+            recycler: Box::default(),
             parser: Parser::new(),
             loopback: Loopback::default(),
             others: Vec::new(),
@@ -220,14 +221,14 @@ impl RxPump {
         }
     }
 
-    /// One turn: handles the queues of applications and the frames of `batches`. Publishes time or
-    /// credit if it did nothing else and the device is empty. If `deadline`, the next one of the
-    /// state, is due, handles waiting frames first, and returns if there may be more. Returns how
-    /// much was done.
+    /// One turn: handles the queues of applications and the frames of `batches`. Publishes the time
+    /// or the count of sent frames that the state has `awaited`, if it did nothing else and the
+    /// device is empty. If a deadline is due, handles waiting frames first, and returns if there may
+    /// be more. Returns how much was done.
     pub(crate) fn turn<L: Log>(
         &mut self,
         now: Instant,
-        deadline: Instant,
+        awaited: Awaited,
         batches: &mut impl BatchSource<L>,
         log: &mut L,
     ) -> usize {
@@ -251,8 +252,8 @@ impl RxPump {
         // Every request carries the time. If a deadline is due, frames are handled first: an
         // acknowledgment may have waited in the device while this machine was suspended.
         let mut done = 0;
-        if self.is_time_due(deadline, now) {
-            let (frames, device_empty) = self.late_frames(now, deadline, batches, log);
+        if self.is_time_due(awaited.time, now) {
+            let (frames, device_empty) = self.late_frames(now, awaited, batches, log);
             if frames == 0 && !device_empty {
                 return 0;
             }
@@ -262,7 +263,7 @@ impl RxPump {
         let (frames, device_empty) = batches.publish(self, now, log);
         done += frames;
         if device_empty && done == 0 {
-            done += self.tick(now, deadline, log);
+            done += self.tick(now, awaited, log);
         }
         done
     }
@@ -273,17 +274,24 @@ impl RxPump {
         deadline <= now && self.last_sampled.time < deadline
     }
 
-    /// Publishes the time if it is due, or the credit if it grew, when no other request carried
-    /// them.
-    fn tick(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
+    /// Publishes the time or the count of sent frames if the state has awaited them, and no other
+    /// request carried them. Every request carries both, so nothing else needs a request for them.
+    #[inline]
+    fn tick(&mut self, now: Instant, awaited: Awaited, log: &mut impl Log) -> usize {
         let sent = self.world.tx.sent();
-        let due = self.is_time_due(deadline, now);
-        if (due || sent > self.last_sampled.sent) && log.room() > 0 {
-            self.last_sampled.sent = sent;
-            self.publish(&Request::tick(now, sent), None, Run::default(), log);
-            return 1;
+        let is_awaited = sent > self.last_sampled.sent && sent >= awaited.sent;
+        let is_due = is_awaited || self.is_time_due(awaited.time, now);
+        match is_due && log.room() > 0 {
+            true => self.publish_tick(now, log),
+            false => 0,
         }
-        0
+    }
+
+    #[inline(never)]
+    fn publish_tick(&mut self, now: Instant, log: &mut impl Log) -> usize {
+        let sent = self.sample_sent();
+        self.publish(&Request::tick(now, sent), None, Run::default(), log);
+        1
     }
 
     fn publish_command(&mut self, now: Instant, body: Body, log: &mut impl Log) {
@@ -489,7 +497,7 @@ impl RxPump {
     fn late_frames<L: Log>(
         &mut self,
         now: Instant,
-        deadline: Instant,
+        awaited: Awaited,
         batches: &mut impl BatchSource<L>,
         log: &mut L,
     ) -> (usize, bool) {
@@ -499,7 +507,7 @@ impl RxPump {
         }
         self.last_sampled.late.1 += frames;
         if self.last_sampled.late.1 >= MAX_LATE_FRAMES {
-            self.tick(now, deadline, log);
+            self.tick(now, awaited, log);
         }
         (frames, device_empty)
     }
@@ -733,7 +741,6 @@ impl RxPump {
             || self.datagrams.has_work()
             || self.connections.unanswered.has_work()
             || self.world.has_work()
-            || self.world.tx.sent() > self.last_sampled.sent
             || self.follows_place()
     }
 

@@ -31,6 +31,10 @@ pub(crate) trait Sleeper {
     fn waits_for_others(&mut self) -> bool {
         false
     }
+    /// Whether the pump has to publish a count of sent frames for it.
+    fn needs_pump(&self) -> bool {
+        false
+    }
     /// The next deadline of the state.
     fn state_deadline(&self) -> Instant;
 }
@@ -80,7 +84,8 @@ impl<R: Receiving, F: FnOnce() -> Option<R>> Sleep<'_, F> {
             world.before_sleep();
             // Asked before the pump: frames that others send after this leave work to the pump.
             let again = worker.waits_for_others().then_some(RECHECK);
-            if !worker.has_work() && !rx.has_work() && !world.is_down() {
+            let has_work = worker.has_work() || worker.needs_pump() || rx.has_work();
+            if !has_work && !world.is_down() {
                 let deadline = worker.state_deadline().min(rx.next_deadline());
                 let next_try = self.tx.try_take().and_then(|tx| tx.next_try());
                 let times = again.into_iter().chain(next_try);

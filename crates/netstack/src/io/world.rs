@@ -39,6 +39,7 @@ use crate::log::request::{Body, ConnId, Flow};
 use crate::packet::checksum::Cpu;
 use crate::packet::dhcp::Names;
 use crate::packet::flow::{Address, Binding, Endpoint, Families, IpFields};
+use crate::state::apply::Awaited;
 use crate::state::demux::Grouping;
 use crate::stats::StackStats;
 use crate::time::Duration;
@@ -849,6 +850,12 @@ impl World {
     /// worker may send them, and leave it to the receive pump to publish the credit.
     pub(crate) fn has_unsent(&self, numbered: u64) -> bool {
         self.tx.sent() < numbered && !self.is_device_refusing()
+    }
+
+    /// Whether the device has taken as many frames as a state has awaited.
+    #[inline]
+    pub(crate) fn is_awaited(&self, awaited: Awaited) -> bool {
+        self.tx.sent() >= awaited.sent
     }
 
     /// Whether the device has taken all frames: those below `numbered`, and those without numbers.

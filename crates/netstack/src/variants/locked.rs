@@ -49,7 +49,7 @@ use crossbeam_utils::CachePadded;
 use dominoes::{EventCount, TryLock, TryLockGuard};
 use dominoes_drivers::Device;
 
-use crate::drive::{self, ByHand, Handle, TurnStep, Worker as _};
+use crate::drive::{self, ByHand, Handle, TurnStep};
 use crate::error::ConfigError;
 use crate::io::Run;
 use crate::io::record::{Entry, Recorder};
@@ -61,7 +61,7 @@ use crate::io::world::{Wakes, World};
 use crate::log::effect::{Effect, EffectSink};
 use crate::log::request::{Request, RequestKind, Verdict};
 use crate::socket::Sockets;
-use crate::state::apply::{ReplicaState, Requests};
+use crate::state::apply::{Awaited, ReplicaState, Requests};
 use crate::stats::{PumpStats, WorkerStats};
 use crate::time::Instant;
 use batch::{Batch, Intake, Item};
@@ -275,8 +275,8 @@ struct LockedShared<K: LockKind> {
     tx: TryLock<TxPump>,
     /// The worker that last took over the transmit pump.
     sending: CachePadded<AtomicUsize>,
-    /// The next deadline of the state, as of the last release of the lock.
-    deadline: CachePadded<AtomicU64>,
+    /// What the state has awaited at the last release of the lock: a time, a count of sent frames.
+    awaited: CachePadded<[AtomicU64; 2]>,
     /// For each worker, the position of the oldest request it carries.
     oldest_carried: Box<[CachePadded<AtomicU64>]>,
     /// Runs to be returned to the pump.
@@ -336,7 +336,7 @@ impl<K: LockKind> LockedGroup<K> {
             }),
             tx: TryLock::new(base.tx),
             sending: CachePadded::new(AtomicUsize::new(layout.workers - 1)),
-            deadline: CachePadded::new(AtomicU64::new(Instant::NEVER.as_nanos())),
+            awaited: CachePadded::new([const { AtomicU64::new(u64::MAX) }; 2]),
             oldest_carried: (0..layout.workers)
                 .map(|_| CachePadded::new(AtomicU64::new(IDLE)))
                 .collect(),
@@ -419,7 +419,7 @@ impl<K: LockKind> LockedWorker<K> {
         if !self.batch.is_empty() {
             return None;
         }
-        let deadline = self.state_deadline();
+        let awaited = self.awaited();
         let mut side = self.shared.rx.try_take()?;
         let RxSide { receiver, next } = &mut *side;
         let mut intake = Intake {
@@ -428,7 +428,19 @@ impl<K: LockKind> LockedWorker<K> {
             next,
             batch: &mut self.batch,
         };
-        Some(receiver.turns(now, deadline, &mut intake))
+        Some(receiver.turns(now, awaited, &mut intake))
+    }
+
+    /// What the state has awaited at the last release of the lock.
+    fn awaited(&self) -> Awaited {
+        // ORDERING: Relaxed, as in `Batch::apply`.
+        let [time, sent] = self
+            .shared
+            .awaited
+            .each_ref()
+            .map(|word| word.load(Ordering::Relaxed));
+        let time = Instant::from_nanos(time);
+        Awaited { time, sent }
     }
 
     /// Verifies the checksums of the next request in this worker's batch. Returns whether there was
@@ -551,10 +563,12 @@ impl<K: LockKind> drive::Worker for LockedWorker<K> {
         self.state_deadline().min(pump)
     }
 
-    /// As of the last release of the lock.
     fn state_deadline(&self) -> Instant {
-        // ORDERING: Relaxed, as in `Batch::apply`.
-        Instant::from_nanos(self.shared.deadline.load(Ordering::Relaxed))
+        self.awaited().time
+    }
+
+    fn needs_pump(&self) -> bool {
+        self.shared.world.is_awaited(self.awaited())
     }
 
     fn has_work(&mut self) -> bool {
@@ -565,12 +579,12 @@ impl<K: LockKind> drive::Worker for LockedWorker<K> {
 
     fn waits_for_others(&mut self) -> bool {
         let look = |state: &mut State| state.replica.frames().next;
-        self.shared.world.has_unsent(self.shared.locks.look(look))
+        self.shared.world.has_unsent(self.shared.locks.look(look)) || self.needs_pump()
     }
 
     fn is_pump_busy(&self) -> bool {
         let side = self.shared.rx.try_take();
-        side.is_none_or(|side| side.receiver.has_work())
+        side.is_none_or(|side| side.receiver.has_work()) || self.needs_pump()
     }
 
     fn stats(&self) -> WorkerStats {
@@ -634,7 +648,7 @@ impl<K: LockKind> drive::Worker for LockedWorker<K> {
             return;
         };
         let next_try = shared.tx.try_take().and_then(|tx| tx.next_try());
-        let has_work = || self.has_work() || others_have_work();
+        let has_work = || self.has_work() || self.needs_pump() || others_have_work();
         sleep_alone(&shared.world, &mut side, when, next_try, has_work);
     }
 

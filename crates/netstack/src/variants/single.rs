@@ -82,8 +82,8 @@ impl Worker for SingleWorker {
     }
 
     fn receive(&mut self, now: Instant) -> usize {
-        let deadline = self.replica.next_deadline();
-        self.rx.turns(now, deadline, &mut self.direct)
+        let awaited = self.replica.awaited();
+        self.rx.turns(now, awaited, &mut self.direct)
     }
 
     fn process(&mut self) -> usize {
@@ -123,8 +123,12 @@ impl Worker for SingleWorker {
         self.tx.has_work()
     }
 
+    fn needs_pump(&self) -> bool {
+        self.world.is_awaited(self.replica.awaited())
+    }
+
     fn is_pump_busy(&self) -> bool {
-        self.rx.has_work()
+        self.rx.has_work() || self.needs_pump()
     }
 
     fn stats(&self) -> WorkerStats {
@@ -175,9 +179,15 @@ impl Worker for SingleWorker {
     }
 
     fn wait_alone(&mut self, when: (Instant, Instant), others_have_work: &mut dyn FnMut() -> bool) {
-        let (tx, next_try) = (&self.tx, self.tx.next_try());
-        sleep_alone(&self.world, &mut self.rx, when, next_try, || {
-            tx.has_work() || others_have_work()
+        let SingleWorker {
+            rx,
+            tx,
+            world,
+            replica,
+            ..
+        } = self;
+        sleep_alone(world, rx, when, tx.next_try(), || {
+            tx.has_work() || world.is_awaited(replica.awaited()) || others_have_work()
         });
     }
 
@@ -197,7 +207,7 @@ impl Worker for SingleWorker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dominoes_drivers::memory::{MemoryConfig, scripted_with};
+    use dominoes_drivers::memory::{self, MemoryConfig, scripted_with};
 
     /// A turn reads commands before it polls sockets; an application may act between the two.
     #[test]
@@ -221,6 +231,29 @@ mod tests {
             matches!(&sent[..], [(frame, _)] if frame[12..14] == [8, 6]),
             "{sent:?}"
         );
+    }
+
+    /// The bytes of a datagram may be overwritten once its frame is sent, which the state must learn.
+    #[test]
+    fn the_pump_tells_a_state_that_waits_that_frames_are_sent_and_does_not_sleep_before() {
+        let (here, there) = memory::pair(MemoryConfig::default());
+        let stack = |last: u8, device| {
+            let setup = Setup::new([10, 0, 0, last].into(), 24, [1, u64::from(last)]);
+            Single::new(setup, Box::new(device)).expect("a valid setup")
+        };
+        let (mut single, mut peer) = (stack(1, here), stack(2, there));
+        let mut socket = single.sockets().bind_udp(7).expect("a free port");
+        let _receiver = peer.sockets().bind_udp(9).expect("a free port");
+        let (now, to) = (Instant::from_millis(1), ([10, 0, 0, 2], 9).into());
+        socket.try_send_to(b"x", to).expect("room");
+        while single.turn(now) + peer.turn(now) > 0 {}
+
+        let before = single.pump_stats().requests;
+        socket.try_send_to(b"y", to).expect("room");
+        assert!(single.turn(now) > 0 && single.is_pump_busy());
+        assert_eq!(single.turn(now), 1);
+        assert!(!single.is_pump_busy() && single.turn(now) == 0);
+        assert_eq!(single.pump_stats().requests - before, 2);
     }
 
     #[cfg(feature = "testkit")]

@@ -54,6 +54,15 @@ pub trait Requests<S> {
     fn take_effects(&mut self, out: &mut S);
 }
 
+/// What a state waits for that only a request can tell it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Awaited {
+    /// A time: [`ReplicaState::next_deadline`].
+    pub time: Instant,
+    /// That so many frames are sent; `u64::MAX` if nothing waits for that.
+    pub sent: u64,
+}
+
 /// One copy of the state of all connections of a group.
 #[derive(Clone, Debug)]
 pub struct ReplicaState {
@@ -594,6 +603,15 @@ impl ReplicaState {
     /// The latest time that an applied request carried.
     pub fn now(&self) -> Instant {
         self.now
+    }
+
+    /// What it waits for; no such count of sent frames was in a request that it has applied.
+    #[inline]
+    pub fn awaited(&self) -> Awaited {
+        Awaited {
+            time: self.next_deadline,
+            sent: self.next_sent.max(self.frames.sent + 1),
+        }
     }
 
     /// Some request, at least a tick, must be applied by this time; otherwise deadlines fire late.

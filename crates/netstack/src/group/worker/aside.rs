@@ -338,7 +338,8 @@ mod tests {
         let requests = fixture.workers[0].replica.position() - from;
         let quarter = fixture.workers[0].may_lag();
         let woken = fixture.woken() - woken;
-        assert!(requests >= 2000, "{requests}");
+        // Its arrival and its answer: nothing waits for the count of sent frames.
+        assert!((2000..2010).contains(&requests), "{requests}");
         assert!(woken <= requests / quarter + 1, "{woken}");
         let asked = (fixture.now.as_nanos() - begun) / LOOK_AFTER.as_nanos();
         assert!(

@@ -5,6 +5,7 @@ use super::{BatchSource, FRAMES_A_TURN, Log, RESERVED, RxPump};
 use crate::io::ClaimedFrames;
 use crate::io::claim::Claimer;
 use crate::io::sleep::Receiving;
+use crate::state::apply::Awaited;
 use crate::time::Instant;
 
 /// Maximum number of batches that are published before the thread does other work.
@@ -72,7 +73,7 @@ impl RxPump {
     pub(crate) fn turns(
         &mut self,
         now: Instant,
-        deadline: Instant,
+        awaited: Awaited,
         (claimer, others_empty): (&mut Claimer, bool),
         log: &mut impl Log,
     ) -> usize {
@@ -82,7 +83,7 @@ impl RxPump {
                 others_empty,
                 ..Claiming::at_most(FRAMES_A_TURN, claimer)
             };
-            let now_done = self.turn(now, deadline, batches, log);
+            let now_done = self.turn(now, awaited, batches, log);
             done += now_done;
             if now_done < FRAMES_A_TURN {
                 break;
@@ -105,15 +106,15 @@ impl Receiver {
 
     /// As [`RxPump::turn`].
     #[cfg(feature = "pipelined")]
-    pub(crate) fn turn(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
+    pub(crate) fn turn(&mut self, now: Instant, awaited: Awaited, log: &mut impl Log) -> usize {
         let mut claiming = Claiming::at_most(FRAMES_A_TURN, &mut self.claimer);
-        self.pump.turn(now, deadline, &mut claiming, log)
+        self.pump.turn(now, awaited, &mut claiming, log)
     }
 
     /// As [`RxPump::turns`].
-    pub(crate) fn turns(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
+    pub(crate) fn turns(&mut self, now: Instant, awaited: Awaited, log: &mut impl Log) -> usize {
         self.pump
-            .turns(now, deadline, (&mut self.claimer, true), log)
+            .turns(now, awaited, (&mut self.claimer, true), log)
     }
 
     /// Whether there is something to publish other than frames in the device.

@@ -102,10 +102,12 @@ impl Batch {
             .locks
             .with(receives, &mut self.times, |state: &mut State| {
                 state.apply(items, effects, stats);
-                // ORDERING: Relaxed: a hint for when the pump publishes the time; `apply` checks
-                // the time itself.
-                let deadline = state.replica.next_deadline().as_nanos();
-                shared.deadline.store(deadline, Ordering::Relaxed);
+                // ORDERING: Relaxed: hints for when the pump publishes the time or the count of
+                // sent frames; `apply` checks them itself.
+                let awaited = state.replica.awaited();
+                let [time, sent] = &*shared.awaited;
+                time.store(awaited.time.as_nanos(), Ordering::Relaxed);
+                sent.store(awaited.sent, Ordering::Relaxed);
             });
         let done = until - self.applied;
         self.applied = until;

@@ -554,7 +554,7 @@ impl Protocol {
 
     /// Runs one turn of the receive pump. Returns how much was done.
     pub(super) fn receive(&mut self, now: Instant) -> usize {
-        let deadline = self.replica.next_deadline();
+        let awaited = self.replica.awaited();
         if self.waits_for_frames(now) {
             return 0;
         }
@@ -567,7 +567,7 @@ impl Protocol {
             stats: &mut self.stats,
         };
         let control = self.world.control.len();
-        let mut done = self.rx.turn(now, deadline, &mut intake);
+        let mut done = self.rx.turn(now, awaited, &mut intake);
         if self.world.control.len() > control {
             self.interface.wake();
             done += 1;
@@ -636,9 +636,13 @@ impl Protocol {
     pub(super) fn has_work(&mut self) -> bool {
         !self.pending.is_empty()
             || !self.inbox.is_empty()
-            || self.rx.has_work()
+            || self.is_pump_busy()
             || self.outboxes.iter().any(|outbox| !outbox.jobs.is_empty())
             || !self.returns.waiting.is_empty()
+    }
+
+    pub(super) fn is_pump_busy(&self) -> bool {
+        self.rx.has_work() || self.world.is_awaited(self.replica.awaited())
     }
 
     pub(super) fn next_deadline(&self) -> Instant {

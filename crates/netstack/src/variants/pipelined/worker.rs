@@ -188,7 +188,7 @@ impl drive::Worker for PipelinedWorker {
     }
 
     fn is_pump_busy(&self) -> bool {
-        self.protocols().any(|protocol| protocol.rx.has_work())
+        self.protocols().any(Protocol::is_pump_busy)
     }
 
     fn stats(&self) -> WorkerStats {
