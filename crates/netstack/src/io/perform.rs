@@ -1,7 +1,7 @@
 //! Perform, the other costly step: turns effects of `apply` into copies, frames and notifications.
 //!
 //! An effect belongs to the primary of its batch, but the frames of a `Transmit` or `Send` belong
-//! to the primaries of their chunks, perhaps to several workers. Each worker performs its share in
+//! to the owners of their chunks, perhaps several workers. Each worker performs its share in
 //! ascending order. Nothing here waits, and `apply` gets no result back.
 
 mod datagrams;
