@@ -6,7 +6,7 @@
 //! options of illegal length, Packet Too Big, redirects, router advertisements, and hosts whose
 //! Ethernet address changes.
 //!
-//! A *schedule* is a connection that moves at least 64 KB each way while the workers of both hosts
+//! A *schedule* is a connection that moves at least 96 KB each way while the workers of both hosts
 //! stall, join, leave, fail and have bits flipped: at least one stall, and one worker that joins or
 //! fails. Some stacks have two or three groups, and their connections move between groups.
 //! `SCHEDULES=20000` sets their approximate number, `SCHEDULES_FIRST=0x...` begins with fresh

@@ -27,7 +27,7 @@ pub(super) const CONNECTIONS: u64 = 8;
 /// Approximate bytes in each direction.
 const BYTES: u64 = 20_000;
 /// The least bytes of a schedule in each direction.
-const SCHEDULE_BYTES: u64 = 64 << 10;
+const SCHEDULE_BYTES: u64 = 96 << 10;
 /// The least requests that the logs of both hosts receive during a schedule.
 const SCHEDULE_POSITIONS: u64 = 2 * 200;
 /// The size of a packet that every IPv6 link carries (RFC 8200 section 5).
