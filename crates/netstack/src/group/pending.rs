@@ -1,5 +1,5 @@
-//! The effects that a worker retains: those of every request that it applied and does not know to
-//! be done.
+//! Pending effects: a worker keeps the effects of each request that it has applied, until it knows
+//! that they are done.
 
 use core::hash::{Hash, Hasher};
 use std::collections::VecDeque;
@@ -22,7 +22,7 @@ pub(crate) const fn piece(index: u8, effect: u32) -> u64 {
     (index as u64) << EFFECT_BITS | effect as u64
 }
 
-/// A pending request: how many effects it has, and where its payload lies.
+/// A pending request: the number of its effects, and the place of its payload.
 #[derive(Clone, Copy)]
 pub(crate) struct Applied {
     /// All frames that it and earlier requests number are below this one.
@@ -93,8 +93,8 @@ impl PendingEffects {
         }
     }
 
-    /// Ends the request that was applied last: its effects are pending from now on. `is_stored`
-    /// says whether its payload is stored already. All frames so far are below `frames`.
+    /// Ends the request that was applied last: its effects are pending from now on. `is_stored`:
+    /// its payload is stored already. All frames so far are below `frames`.
     pub(crate) fn commit(&mut self, request: &Request, is_stored: bool, frames: u64) {
         let effects = core::mem::take(&mut self.uncommitted);
         self.applied
