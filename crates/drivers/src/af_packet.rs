@@ -20,9 +20,9 @@ use crate::af_xdp::bpf_error;
 use crate::bpf;
 use crate::fd_event::FdEvent;
 use crate::interface::{check_name, local_mac};
-use crate::link::Link;
+use crate::link::{Kept, Link};
 use crate::pool::{MAX_FRAME_LEN, Pool};
-use crate::sys::{BpfHook, FrameLengths};
+use crate::sys::{AttachedProgram, BpfHook, FrameLengths};
 use crate::umem::PacketMemory;
 use crate::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, ETHERNET_HEADER_LEN, RxChecksum,
@@ -240,10 +240,10 @@ impl AfPacket {
         let mut others = Vec::new();
         for (guard, is_needed) in guards.into_iter().zip([options.guard, false]) {
             match guard {
-                Some(guard) if is_needed => others.push(guard?),
+                Some(guard) if is_needed => others.push(Kept::Program(guard?)),
                 // The kernel does not answer in any case, so this is for speed, and errors such
                 // as a missing capability do not matter.
-                guard => others.extend(guard.and_then(Result::ok)),
+                guard => others.extend(guard.and_then(Result::ok).map(Kept::Program)),
             }
         }
         let mac = match options.mac {
@@ -280,7 +280,8 @@ impl AfPacket {
                     .map_err(system("watch the rings"))?;
             }
             sys::packet_bind(fd.as_fd(), index, true).map_err(system("bind"))?;
-            others.push(fd.try_clone().map_err(system("watch the rings"))?);
+            let kept = fd.try_clone().map_err(system("watch the rings"))?;
+            others.push(Kept::Socket(kept));
             let link = Arc::new(Link::new(fd, interface, index, None));
             long_memory = memory.map(|memory| (Arc::clone(&link), memory));
             long = Some(TwoSockets { link, readable });
@@ -494,7 +495,11 @@ pub(crate) fn sending_socket(index: i32) -> io::Result<OwnedFd> {
 }
 
 /// Drops frames to the address after our socket and before the kernel's stack.
-fn attach_guard(interface: &str, index: i32, address: IpAddr) -> Result<OwnedFd, DeviceError> {
+fn attach_guard(
+    interface: &str,
+    index: i32,
+    address: IpAddr,
+) -> Result<AttachedProgram, DeviceError> {
     let error = |error: io::Error| match error.raw_os_error() {
         Some(errno @ libc::EINVAL) => DeviceError::Unsupported {
             what: "guard the address",

@@ -1,9 +1,29 @@
 //! Names and Ethernet addresses of interfaces.
 
 use crate::DeviceError;
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Longest name of an interface, in bytes.
 const MAX_NAME_LEN: usize = 15;
+
+/// How long opening waits for a user that has closed: the kernel takes a queue down some time
+/// later, and a child process has copies of all descriptors between fork(2) and execve(2).
+const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Repeats `call` while it fails with `EBUSY`, for [`BUSY_TIMEOUT`].
+pub(crate) fn while_busy(call: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    let begin = Instant::now();
+    loop {
+        let result = call();
+        let is_busy = |error: &io::Error| error.kind() == io::ErrorKind::ResourceBusy;
+        if !result.as_ref().is_err_and(is_busy) || begin.elapsed() > BUSY_TIMEOUT {
+            return result;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
 
 /// Rejects names that the kernel would refuse with a vaguer error, or would misunderstand.
 pub(crate) fn check_name(name: &str) -> Result<(), DeviceError> {

@@ -1,5 +1,6 @@
 //! The state of a device's interface (up, down or gone), shared by the device's halves.
 
+use crate::sys::AttachedProgram;
 use crate::{DeviceError, sys};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ const DOWN_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// The socket, and the state of its interface as both halves know it.
 #[derive(Debug)]
 pub(crate) struct Link {
-    /// The socket, and descriptors that last as long.
+    /// The socket, and what lasts as long.
     fds: Closed,
     pub(crate) name: String,
     index: i32,
@@ -26,19 +27,35 @@ pub(crate) struct Link {
     control: Option<OwnedFd>,
 }
 
-/// Descriptors that are closed at the same time. To close a packet socket, its ring or a BPF link,
+/// What lasts as long as a link.
+#[derive(Debug)]
+pub(crate) enum Kept {
+    Socket(OwnedFd),
+    Program(AttachedProgram),
+}
+
+impl AsFd for Kept {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Kept::Socket(fd) => fd.as_fd(),
+            Kept::Program(program) => program.as_fd(),
+        }
+    }
+}
+
+/// What is closed at the same time. To close a packet socket, its ring or a BPF link,
 /// the kernel waits until no core uses it any more, which takes it milliseconds each time.
 #[derive(Debug)]
-struct Closed(Vec<OwnedFd>);
+struct Closed(Vec<Kept>);
 
 impl Drop for Closed {
     fn drop(&mut self) {
-        let mut fds = self.0.drain(..);
-        let first = fds.next();
+        let mut all = self.0.drain(..);
+        let first = all.next();
         thread::scope(|scope| {
-            for fd in fds {
+            for kept in all {
                 // If no thread can start, this closes it at once.
-                let _ = thread::Builder::new().spawn_scoped(scope, move || drop(fd));
+                let _ = thread::Builder::new().spawn_scoped(scope, move || drop(kept));
             }
             drop(first);
         });
@@ -59,10 +76,10 @@ impl Link {
         fd: OwnedFd,
         name: &str,
         index: i32,
-        others: impl IntoIterator<Item = OwnedFd>,
+        others: impl IntoIterator<Item = Kept>,
     ) -> Self {
         Self {
-            fds: Closed([fd].into_iter().chain(others).collect()),
+            fds: Closed([Kept::Socket(fd)].into_iter().chain(others).collect()),
             name: name.to_owned(),
             index,
             down: AtomicBool::new(false),

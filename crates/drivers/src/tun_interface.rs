@@ -3,7 +3,7 @@
 use crate::af_packet::refuse_owned;
 use crate::fd_event::FdEvent;
 use crate::fd_halves::{FdLink, LONGEST_VNET};
-use crate::interface::check_name;
+use crate::interface::{check_name, while_busy};
 use crate::pool::MAX_FRAME_LEN;
 use crate::vnet::{HEADER_LEN, HEADER_LEN_WITH_COUNT};
 use crate::{Capabilities, DeviceError, ETHERNET_HEADER_LEN, LinkType, RxChecksumSupport, sys};
@@ -69,7 +69,7 @@ impl InterfaceKind {
         check_name(name)?;
         let fd = sys::open_tun().map_err(|error| open_error(&error))?;
         let flags = flags | self.flag | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-        let attached = sys::tun_attach(fd.as_fd(), name, flags);
+        let attached = while_busy(|| sys::tun_attach(fd.as_fd(), name, flags));
         attached.map_err(|error| self.attach_error(name, &error))?;
         let system = |what| move |error: io::Error| DeviceError::system(what, name, &error);
         sys::tun_set_header_len(fd.as_fd(), HEADER_LEN_WITH_COUNT as i32)

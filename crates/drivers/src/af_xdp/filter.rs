@@ -3,7 +3,7 @@
 use super::open::bpf_error;
 use crate::af_packet::refuse_owned;
 use crate::bpf::{self, Redirect};
-use crate::sys::{self, BpfHook};
+use crate::sys::{self, AttachedProgram, BpfHook};
 use crate::{AddressFilter, DeviceError};
 use std::io;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError, Weak};
 #[derive(Debug)]
 pub(super) struct AttachedFilter {
     pub(super) interface: String,
-    pub(super) link: OwnedFd,
+    pub(super) program: AttachedProgram,
     pub(super) map: OwnedFd,
     /// A packet socket that makes the interface receive frames to multicast groups or to any
     /// address.
@@ -47,7 +47,7 @@ impl AttachedFilter {
         let error = |error: io::Error| bpf_error(&self.interface, "change the program", &error);
         let program = bpf::redirect(&changed, self.map.as_raw_fd());
         let program = sys::bpf_load(BpfHook::Xdp, &program, self.pieces).map_err(error)?;
-        sys::bpf_replace(self.link.as_fd(), program.as_fd()).map_err(error)?;
+        self.program.replace(program.as_fd()).map_err(error)?;
         *redirect = changed;
         Ok(())
     }

@@ -8,7 +8,7 @@ use super::{AfXdp, CHUNK_LEN, Redirect};
 use crate::af_packet::{AfPacketTx, MacChoice, offer_offloads, refuse_owned, sending_socket};
 use crate::bpf;
 use crate::fd_event::FdEvent;
-use crate::interface::local_mac;
+use crate::interface::{local_mac, while_busy};
 use crate::link::Link;
 use crate::sys::{self, BpfHook, Mapping, UmemRequest};
 use crate::umem::{Region, TransmitMemory};
@@ -17,8 +17,6 @@ use crate::{Capabilities, DeviceError, ETHERNET_HEADER_LEN, RxChecksumSupport, V
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// Bytes that the kernel keeps free in front of a received frame.
 const HEADROOM: usize = 256;
@@ -27,9 +25,6 @@ const HEADROOM: usize = 256;
 const SINGLE_FRAME_LEN: usize = 3506 + ETHERNET_HEADER_LEN;
 /// Length of `struct xsk_tx_metadata` in bytes.
 const METADATA_LEN: usize = 24;
-/// How long opening retries while a queue is busy; the kernel takes a queue down some time after
-/// its last user has closed it.
-const REBIND_TIMEOUT: Duration = Duration::from_secs(1);
 /// Socket option `XDP_MAX_TX_SKB_BUDGET`, of Linux 6.18: most frames sent per system call when the
 /// kernel copies them.
 const XDP_MAX_TX_SKB_BUDGET: i32 = 9;
@@ -254,11 +249,11 @@ impl<'a> Opening<'a> {
         let mut first_error = None;
         for &mode in modes {
             match sys::bpf_attach(BpfHook::Xdp, program.as_fd(), self.index, mode) {
-                Ok(link) => {
+                Ok(attached) => {
                     let kept = map.try_clone().map_err(self.system("keep the map"))?;
                     let attached = AttachedFilter {
                         interface: self.interface.to_owned(),
-                        link,
+                        program: attached,
                         map: kept,
                         _widened: widened,
                         pieces: self.pieces,
@@ -296,17 +291,10 @@ impl<'a> Opening<'a> {
         if self.pieces {
             flags |= libc::XDP_USE_SG;
         }
-        let begin = Instant::now();
-        loop {
-            let Err(error) = sys::xsk_bind(socket, self.index, queue, flags, first) else {
-                return Ok(());
-            };
+        let bound = while_busy(|| sys::xsk_bind(socket, self.index, queue, flags, first));
+        bound.map_err(|error| {
             let interface = self.interface.to_owned();
-            return Err(match error.raw_os_error() {
-                Some(libc::EBUSY) if begin.elapsed() < REBIND_TIMEOUT => {
-                    thread::sleep(Duration::from_millis(2));
-                    continue;
-                }
+            match error.raw_os_error() {
                 Some(libc::EBUSY) => DeviceError::Busy { interface },
                 Some(errno @ (libc::EOPNOTSUPP | libc::EINVAL))
                     if self.options.bind == XdpBind::ZeroCopy =>
@@ -323,8 +311,8 @@ impl<'a> Opening<'a> {
                 },
                 Some(libc::ENETDOWN) => DeviceError::Down { interface },
                 _ => DeviceError::system("bind an AF_XDP socket", self.interface, &error),
-            });
-        }
+            }
+        })
     }
 
     fn socket_error(&self, error: &io::Error) -> DeviceError {

@@ -2,7 +2,7 @@
 
 use libc::c_int;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
 use super::{check, own};
@@ -118,14 +118,38 @@ pub(crate) fn bpf_run_live(program: BorrowedFd<'_>, frame: &[u8], count: u32) ->
     unsafe { attributes.call(BPF_PROG_TEST_RUN) }.map(drop)
 }
 
-/// Replaces the program attached by `link`, for every frame from now on.
-pub(crate) fn bpf_replace(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
-    const BPF_LINK_UPDATE: c_int = 29;
-    let attributes = BpfAttributes::new()
-        .set32(0, link.as_raw_fd() as u32)
-        .set32(4, program.as_raw_fd() as u32);
-    // SAFETY: no pointers.
-    unsafe { attributes.call(BPF_LINK_UPDATE) }.map(drop)
+/// A program that is attached to an interface until this is dropped.
+#[derive(Debug)]
+pub(crate) struct AttachedProgram(OwnedFd);
+
+impl AttachedProgram {
+    /// Replaces the program, for every frame from now on.
+    pub(crate) fn replace(&self, program: BorrowedFd<'_>) -> io::Result<()> {
+        const BPF_LINK_UPDATE: c_int = 29;
+        let attributes = BpfAttributes::new()
+            .set32(0, self.0.as_raw_fd() as u32)
+            .set32(4, program.as_raw_fd() as u32);
+        // SAFETY: no pointers.
+        unsafe { attributes.call(BPF_LINK_UPDATE) }.map(drop)
+    }
+}
+
+impl AsFd for AttachedProgram {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for AttachedProgram {
+    /// Detaches the program even while a child process has a copy of the descriptor, as between
+    /// fork(2) and execve(2).
+    fn drop(&mut self) {
+        const BPF_LINK_DETACH: c_int = 34;
+        let attributes = BpfAttributes::new().set32(0, self.0.as_raw_fd() as u32);
+        // If this fails, the program stays until the last copy is closed.
+        // SAFETY: no pointers.
+        let _ = unsafe { attributes.call(BPF_LINK_DETACH) };
+    }
 }
 
 /// Flag for an XDP program that runs after the driver.
@@ -134,13 +158,13 @@ pub(crate) const XDP_MODE_GENERIC: u32 = 1 << 1;
 /// Flag for an XDP program that runs in the driver.
 pub(crate) const XDP_MODE_NATIVE: u32 = 1 << 2;
 
-/// Attaches a program to an interface until the last copy of the returned descriptor is closed.
+/// Attaches a program to an interface.
 pub(crate) fn bpf_attach(
     hook: BpfHook,
     program: BorrowedFd<'_>,
     index: i32,
     flags: u32,
-) -> io::Result<OwnedFd> {
+) -> io::Result<AttachedProgram> {
     const BPF_LINK_CREATE: c_int = 28;
     let attach = match hook {
         BpfHook::Xdp => 37,
@@ -152,5 +176,5 @@ pub(crate) fn bpf_attach(
         .set32(8, attach)
         .set32(12, flags);
     // SAFETY: no pointers.
-    own(unsafe { attributes.call(BPF_LINK_CREATE) }?)
+    own(unsafe { attributes.call(BPF_LINK_CREATE) }?).map(AttachedProgram)
 }

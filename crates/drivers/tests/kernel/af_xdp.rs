@@ -8,15 +8,19 @@ use super::support::packet::{self, experiment, is_experiment};
 use super::support::{Port, TIMEOUT, named};
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
 use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, Redirect, XdpBind, XdpMode};
+use dominoes_drivers::tap::Tap;
 use dominoes_drivers::{Device, DeviceError, TxFrame};
 use dominoes_testkit::packet::v6;
 use libtest_mimic::Trial;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::Command;
-use std::time::Instant;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::{Duration, Instant};
 
 pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
-    let tests: [(&str, fn()); 9] = named! {
+    let tests: [(&str, fn()); 10] = named! {
         the_kernel_keeps_what_is_not_ours
         the_kernel_keeps_what_is_not_ours_of_ipv6
         the_program_follows_addresses_that_come_and_go
@@ -25,6 +29,7 @@ pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
         frames_lie_where_nobody_can_write_and_may_be_kept
         a_burst_beyond_the_ring_is_counted
         opened_and_closed_again_and_again
+        a_program_that_starts_meanwhile_keeps_none_open
         what_cannot_be_had_is_named
     };
     let trial = |(name, test)| missing.xdp(&format!("xdp::{name}"), test);
@@ -370,9 +375,39 @@ fn opened_and_closed_again_and_again() {
             drop(port.rx);
             assert!(has_program(&veth.left));
             drop(port.tx);
-            wait_until("the program stays", || !has_program(&veth.left));
+            assert!(!has_program(&veth.left));
         }
     }
+}
+
+/// Between fork(2) and execve(2), a child process has copies of all descriptors.
+fn a_program_that_starts_meanwhile_keeps_none_open() {
+    let veth = Veth::new();
+    let tap = format!("{}t", veth.left);
+    ip(&format!("tuntap add dev {tap} mode tap"));
+    let is_over = AtomicBool::new(false);
+    // The child looks for its program in each of these folders.
+    let folders = "/no:".repeat(4_000);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // It ends also if the other thread fails.
+            for _ in (0..1_000).take_while(|_| !is_over.load(Relaxed)) {
+                let error = Command::new("none").env("PATH", &folders).status();
+                assert!(error.is_err());
+            }
+        });
+        for _ in 0..10 {
+            drop(AfXdp::open(&veth.left, &AfXdpOptions::default()).unwrap());
+            assert!(!has_program(&veth.left));
+            for _ in 0..3 {
+                let _held = Tap::open(&tap).unwrap();
+                // The other thread begins a child process meanwhile.
+                thread::sleep(Duration::from_millis(10));
+            }
+        }
+        is_over.store(true, Relaxed);
+    });
+    ip(&format!("link del {tap}"));
 }
 
 fn what_cannot_be_had_is_named() {
