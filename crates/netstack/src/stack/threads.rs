@@ -17,13 +17,12 @@ use crate::io::sleep::RECHECK;
 use crate::io::view::Gauge;
 use crate::io::world::World;
 use crate::socket::poller::hold_wakeups;
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::variants::{Handle, Joining, Worker};
 
-/// A thread posts its counters after this many busy turns.
-const POST_EVERY: u32 = 1 << 9;
-/// A thread updates its gauge of load after this many busy turns.
-const SHOW_EVERY: u32 = 1 << 6;
+/// A busy thread posts its counters and its load this often, however long its turns take: also if
+/// it fails soon.
+const POST_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The threads of a stack, and everything that starting another one requires.
 pub(super) struct Threads {
@@ -97,7 +96,7 @@ impl Threads {
             id,
             occupant,
             threads: Arc::clone(self),
-            turns: 0,
+            next_post: Instant::ZERO,
             gauge: Gauge::default(),
             core_clock: self.handle.autoscales().then(CoreClock::default),
         };
@@ -207,7 +206,8 @@ pub(super) struct WorkerDomain {
     id: usize,
     occupant: Occupant,
     threads: Arc<Threads>,
-    turns: u32,
+    /// When the counters and the gauge of load are to be posted.
+    next_post: Instant,
     gauge: Gauge,
     /// For autoscaling, once the thread runs.
     core_clock: Option<CoreClock>,
@@ -301,13 +301,11 @@ impl Domain for WorkerDomain {
             worker.note_core_time(time);
         }
         if hold_wakeups(|| worker.turn(now)) > 0 && !worker.is_aside() {
-            self.turns = self.turns.wrapping_add(1);
-            if self.turns.is_multiple_of(SHOW_EVERY) {
+            if now >= self.next_post {
                 let lag = worker.lag();
                 self.gauge.show(worker.stats(), lag);
-            }
-            if self.turns.is_multiple_of(POST_EVERY) {
                 worker.post();
+                self.next_post = now + POST_INTERVAL;
             }
             return Turn::Worked;
         }
