@@ -57,7 +57,7 @@ use crate::io::setup::Setup;
 use crate::io::sleep::{Receiving, Sleepers};
 use crate::io::tx::TxPump;
 use crate::io::world::World;
-use crate::io::{BatchRuns, ClaimedFrames, Run};
+use crate::io::{BatchRuns, ClaimedFrames, RunFrames};
 use crate::log::effect::Effect;
 use crate::log::request::{InBatch, MAX_RUN, Request, Verdict};
 use crate::socket::Sockets;
@@ -202,7 +202,7 @@ impl ReplicatedShared {
         &self,
         seq: Seq,
         request: &Request,
-        run: &Run,
+        run: &RunFrames,
         stats: &mut EffectStats,
         on_begin: impl FnOnce(),
     ) -> bool {
@@ -220,7 +220,7 @@ impl ReplicatedShared {
 
     /// The verdict of a request, with [`STORED`] if its payload is stored now.
     #[inline(always)]
-    fn verify(&self, request: &Request, run: &Run, stats: &mut EffectStats) -> Verdict {
+    fn verify(&self, request: &Request, run: &RunFrames, stats: &mut EffectStats) -> Verdict {
         let (verdict, is_stored) = prepare_and_store(&self.world, request, run);
         stats.prepared += 1;
         if !is_stored {
@@ -322,7 +322,7 @@ impl GroupLog<'_> {
     }
 
     /// Publishes the runs of a batch that `worker` parsed; there is room for them.
-    fn publish_batch(&mut self, worker: u8, parsed: &mut [ParsedRun], runs: Vec<Run>) {
+    fn publish_batch(&mut self, worker: u8, parsed: &mut [ParsedRun], runs: Vec<RunFrames>) {
         let has_payload = parsed.iter().any(|run| run.request.digest.len > 0);
         let (first, primary) =
             self.put_batch(worker, (parsed.len(), has_payload), BatchRuns::Parsed(runs));
@@ -353,7 +353,7 @@ impl Log for GroupLog<'_> {
         *self.room
     }
 
-    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
+    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: RunFrames) {
         let about = &request.digest;
         let verdict = match (verdict, &mut self.verifies) {
             (None, Some(stats))

@@ -141,7 +141,7 @@ impl Replay {
     #[inline(always)]
     fn apply(&mut self, request: &Request, verdict: u64) {
         self.replica
-            .apply_in_batch(request, verdict, &mut self.effects);
+            .apply_unguarded(request, verdict, &mut self.effects);
     }
 }
 

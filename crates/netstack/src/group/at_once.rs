@@ -83,7 +83,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
                         break;
                     };
                     is_applying = true;
-                    replica.apply_in_batch(request, verdict, effects);
+                    replica.apply_unguarded(request, verdict, effects);
                     is_applying = false;
                     if T::ACTIVE {
                         executor.hooks.change_effects(seq, effects);

@@ -35,7 +35,7 @@ use crate::io::claim::MAX_CLAIM;
 use crate::io::gro::{Found, OpenRun, Parser};
 use crate::io::rx::{self, Claiming, Log as _, RESERVED, RxPump};
 use crate::io::sync::AtomicU64;
-use crate::io::{BatchRuns, ClaimedFrames, FrameRecycler, Run};
+use crate::io::{BatchRuns, ClaimedFrames, FrameRecycler, RunFrames};
 use crate::log::request::{ConnId, Flow, Request, Verdict};
 use crate::time::{Duration, Instant};
 
@@ -70,7 +70,7 @@ pub(crate) struct Parsed {
     parsed: Vec<ParsedRun>,
     count: usize,
     /// The frames of each run that is not published.
-    runs: Vec<Run>,
+    runs: Vec<RunFrames>,
     /// Frames that are no segments for us. The first `handled` are done.
     others: Vec<u8>,
     handled: usize,
@@ -189,7 +189,7 @@ impl WaitingBatches {
         frames: Vec<Frame>,
     ) -> Result<(u64, ClaimedFrames), Vec<Frame>> {
         loop {
-            // ORDERING: Acquire, pairs with the Release in `publish`: the slot is free again, and
+            // ORDERING: Acquire, pairs with the Release in `free_oldest`: the slot is free again, and
             // `number` is not below.
             let published = self.published.load(Ordering::Acquire);
             let number = self.claimed.count.load(Ordering::Relaxed);
@@ -221,7 +221,7 @@ impl WaitingBatches {
     /// Puts the contents of batch `number` into its slot. Returns them if another worker did
     /// that before, or if the slot is taken at this moment: then the caller must retry.
     fn put(&self, number: u64, parsed: Box<Parsed>) -> Put {
-        // ORDERING: Acquire, pairs with the Release in `publish`.
+        // ORDERING: Acquire, pairs with the Release in `free_oldest`.
         if self.published.load(Ordering::Acquire) > number {
             return Put::Late(parsed);
         }
@@ -271,7 +271,7 @@ impl WaitingBatches {
 
     /// Frees the slot of a batch after publishing. Returns the batch's contents.
     #[inline]
-    fn publish(&self, mut oldest: OldestSlot<'_>) -> Option<Box<Parsed>> {
+    fn free_oldest(&self, mut oldest: OldestSlot<'_>) -> Option<Box<Parsed>> {
         let number = oldest.number;
         let WaitingSlot::Parsed(parsed) = core::mem::take(&mut *oldest.content) else {
             return None;
@@ -429,7 +429,7 @@ impl rx::BatchSource<GroupLog<'_>> for Publishing<'_> {
                 pump.stats.log_full += u64::from(!waits);
                 return (done, waits);
             }
-            let Some(parsed) = waiting.publish(oldest) else {
+            let Some(parsed) = waiting.free_oldest(oldest) else {
                 return (done, false);
             };
             pump.stats.frames += parsed.batch.as_ref().map_or(0, |batch| batch.len()) as u64;
@@ -564,7 +564,7 @@ impl Parsed {
             };
             let about = (flow, hint);
             segments += usize::from(parsed.request.digest.count);
-            let with_run = |look: &mut dyn FnMut(&Run)| look(run);
+            let with_run = |look: &mut dyn FnMut(&RunFrames)| look(run);
             let request = &mut parsed.request;
             if let Some(place) = pump.sample_run(now, request, about, parsed.verdict, with_run) {
                 run.reserved = place;

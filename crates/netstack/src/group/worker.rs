@@ -525,7 +525,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             return false;
         };
         self.replica
-            .apply_in_batch(request, verdict, &mut self.pending);
+            .apply_unguarded(request, verdict, &mut self.pending);
         if T::ACTIVE {
             // A panic in here is not one of the connection.
             self.in_hooks = true;

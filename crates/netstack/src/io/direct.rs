@@ -5,7 +5,7 @@ use super::perform::{self, BuiltHeaders};
 use super::prepare::prepare_and_store;
 use super::world::{Wakes, World};
 use crate::io::rx::Log;
-use crate::io::{ClaimedFrames, Run};
+use crate::io::{ClaimedFrames, RunFrames};
 use crate::log::effect::{Deliver, Effect, EffectSink, Transmit};
 use crate::log::request::{Request, Verdict};
 use crate::state::apply::{ReplicaState, Requests};
@@ -21,7 +21,7 @@ struct Entry {
     /// One bit per segment, once verified.
     verdict: Option<Verdict>,
     /// The frames of the request.
-    run: Run,
+    run: RunFrames,
 }
 
 /// The effects of one request. The first effect of a request with payload is nearly always a
@@ -75,7 +75,7 @@ impl Log for DirectLog {
     }
 
     #[inline(always)]
-    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
+    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: RunFrames) {
         if self.end == self.entries.len() {
             self.grow();
         }
@@ -133,7 +133,7 @@ impl DirectLog {
         self.entries.push(Entry {
             request: Request::tick(Instant::ZERO, 0),
             verdict: None,
-            run: Run::default(),
+            run: RunFrames::default(),
         });
     }
 

@@ -23,7 +23,7 @@ use dominoes_drivers::Frame;
 
 use crate::io::prepare::{is_good, is_verified_by_device};
 use crate::io::world::World;
-use crate::io::{ClaimedFrames, Indices, Run};
+use crate::io::{ClaimedFrames, Indices, RunFrames};
 use crate::ip::route::is_martian_v6;
 use crate::log::request::{
     Acks, Body, ConnId, Digest, Flags, Flow, MAX_RUN, MORE_ACKS, MORE_ALIKE, Mac, Options, Request,
@@ -708,10 +708,10 @@ impl OpenRun {
 
     /// The frames of the run that ended last, which were in `batch`. Acknowledgments need none.
     #[inline(always)]
-    pub(crate) fn frames(&self, batch: &ClaimedFrames) -> Run {
+    pub(crate) fn frames(&self, batch: &ClaimedFrames) -> RunFrames {
         match self.is_acks {
-            true => Run::default(),
-            false => Run::new(batch, self.indices, self.request.digest.seg_seq, None),
+            true => RunFrames::default(),
+            false => RunFrames::new(batch, self.indices, self.request.digest.seg_seq, None),
         }
     }
 }
@@ -871,7 +871,7 @@ pub(super) mod tests {
         run.push(&tcp, [2; 6], &frame, run.indices.len())
     }
 
-    fn take(run: &mut OpenRun) -> Option<(Run, Option<Verdict>)> {
+    fn take(run: &mut OpenRun) -> Option<(RunFrames, Option<Verdict>)> {
         let verdict = run.begun.then(|| run.finish())?;
         Some((run.frames(&ClaimedFrames::default()), verdict))
     }

@@ -11,7 +11,7 @@ use crate::error::SocketError;
 use crate::io::accept::Ready;
 use crate::io::stream::{AppRequest, StreamRef};
 use crate::io::world::{HintUpdate, OpenResult, Wakes, World};
-use crate::io::{Frames, Run};
+use crate::io::{Frames, RunFrames};
 use crate::log::effect::{Deliver, Effect};
 use crate::log::request::{ConnId, Request};
 use crate::stats::EffectStats;
@@ -26,7 +26,7 @@ pub(crate) use {datagrams::fill_datagram, frames::fill};
 pub(crate) fn all<'a>(
     world: &World,
     effects: impl IntoIterator<Item = &'a Effect>,
-    (request, run, is_stored): (&Request, &Run, bool),
+    (request, run, is_stored): (&Request, &RunFrames, bool),
     headers: &mut BuiltHeaders,
     stats: &mut EffectStats,
     wakes: &mut Wakes<'_>,
@@ -64,7 +64,7 @@ pub(crate) fn deliver(
     world: &World,
     deliver: &Deliver,
     layout: (u32, usize),
-    (run, is_stored): (&Run, bool),
+    (run, is_stored): (&RunFrames, bool),
     stats: &mut EffectStats,
 ) {
     let Some(stream) = world.streams.get(deliver.conn) else {

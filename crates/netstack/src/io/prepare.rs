@@ -6,7 +6,7 @@
 use dominoes_drivers::{Frame, RxChecksum};
 
 use crate::io::world::World;
-use crate::io::{Frames, Run};
+use crate::io::{Frames, RunFrames};
 use crate::log::request::{Request, RequestKind, Verdict};
 use crate::packet as wire;
 use crate::packet::UDP;
@@ -20,7 +20,11 @@ const HEAD_V6: usize = 32 + 20;
 /// As [`prepare`], and stores the payload on the way if the pump reserved bytes of the receive ring
 /// for it: what was just summed is not fetched a second time. Returns whether it did. If bytes are
 /// reserved, the caller has begun the verdict, so no other worker stores it.
-pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> (Verdict, bool) {
+pub(crate) fn prepare_and_store(
+    world: &World,
+    request: &Request,
+    run: &RunFrames,
+) -> (Verdict, bool) {
     let Some(place) = run.reserved else {
         return (prepare(request, run), false);
     };
@@ -139,7 +143,7 @@ fn sum_of_head_v6(frame: &[u8], len: usize) -> Option<(Sum, &[u8])> {
 }
 
 /// Which segments of a run have a good checksum, one bit each.
-pub(crate) fn prepare(request: &Request, run: &Run) -> Verdict {
+pub(crate) fn prepare(request: &Request, run: &RunFrames) -> Verdict {
     match request.digest.kind {
         RequestKind::Segments => verdict(run.frames().iter()),
         RequestKind::Datagrams => datagrams(run.frames()),

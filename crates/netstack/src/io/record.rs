@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use dominoes_drivers::Frame;
 
-use crate::io::Run;
+use crate::io::RunFrames;
 use crate::io::world::World;
 use crate::log::request::{Body, ConnId, Request, Verdict};
 
@@ -60,7 +60,7 @@ pub struct Written {
 
 impl Entry {
     /// Stores the written bytes where primaries read them, and returns the entry's frames.
-    pub(crate) fn prepare_world(&self, world: &World) -> Run {
+    pub(crate) fn prepare_world(&self, world: &World) -> RunFrames {
         let streams = match self.request.body {
             Body::Sends { .. } => &world.queues.streams,
             _ => &world.streams,
@@ -79,9 +79,9 @@ impl Entry {
             world.streams.recycle(conn);
         }
         if self.frames.is_empty() {
-            return Run::default();
+            return RunFrames::default();
         }
         let frames = self.frames.iter().map(|bytes| Frame::from_bytes(bytes));
-        Run::of(frames.collect(), self.request.digest.seg_seq)
+        RunFrames::of(frames.collect(), self.request.digest.seg_seq)
     }
 }

@@ -100,7 +100,7 @@ impl Indices {
 
 /// The frames of a run, in order; none for other requests.
 #[derive(Debug, Default)]
-pub(crate) struct Run {
+pub(crate) struct RunFrames {
     batch: Option<ClaimedFrames>,
     indices: Indices,
     /// Sequence number of the first payload byte.
@@ -110,7 +110,7 @@ pub(crate) struct Run {
     pub(crate) reserved: Option<NonZeroU64>,
 }
 
-impl Run {
+impl RunFrames {
     /// These frames of `batch`. The first payload byte has sequence number `seq`.
     #[inline(always)]
     pub(crate) fn new(
@@ -118,8 +118,8 @@ impl Run {
         indices: Indices,
         seq: SeqNum,
         reserved: Option<NonZeroU64>,
-    ) -> Run {
-        Run {
+    ) -> RunFrames {
+        RunFrames {
             batch: Some(Arc::clone(batch)),
             indices,
             seq,
@@ -128,10 +128,10 @@ impl Run {
     }
 
     /// A run of at most [`MAX_RUN`] frames, which are a whole batch.
-    pub(crate) fn of(frames: Vec<Frame>, seq: SeqNum) -> Run {
+    pub(crate) fn of(frames: Vec<Frame>, seq: SeqNum) -> RunFrames {
         let mut indices = Indices::default();
         (0..frames.len().min(MOST)).for_each(|index| indices.push(index));
-        Run::new(&Arc::new(frames), indices, seq, None)
+        RunFrames::new(&Arc::new(frames), indices, seq, None)
     }
 
     /// Its batch, if it has one; it has no frames any more.
@@ -157,7 +157,7 @@ impl Run {
 
     /// Becomes `run`, field by field: a copy as a whole would pass through the stack.
     #[inline(always)]
-    pub(crate) fn set(&mut self, run: Run) {
+    pub(crate) fn set(&mut self, run: RunFrames) {
         self.batch = run.batch;
         self.indices = run.indices;
         self.seq = run.seq;
@@ -169,15 +169,15 @@ impl Run {
 #[derive(Debug)]
 pub(crate) enum BatchRuns {
     /// Of a request by itself.
-    One(Run),
+    One(RunFrames),
     /// Of the runs of a batch that was parsed.
-    Parsed(Vec<Run>),
+    Parsed(Vec<RunFrames>),
 }
 
 impl BatchRuns {
     /// The frames of the request at `index`.
     #[inline(always)]
-    pub(crate) fn get(&self, index: u8) -> Option<&Run> {
+    pub(crate) fn get(&self, index: u8) -> Option<&RunFrames> {
         match self {
             BatchRuns::One(run) => (index == 0).then_some(run),
             BatchRuns::Parsed(runs) => runs.get(usize::from(index)),
@@ -232,7 +232,7 @@ pub(crate) struct FrameRecycler {
     pub(crate) frames: Vec<Frame>,
     /// Empty, for the next batches.
     spare: Vec<Vec<Frame>>,
-    spare_runs: Vec<Vec<Run>>,
+    spare_runs: Vec<Vec<RunFrames>>,
 }
 
 /// Most empty vectors that a recycler keeps: more than a worker has batches.
@@ -241,7 +241,7 @@ const MAX_SPARE: usize = 64;
 impl FrameRecycler {
     /// Takes the frames of the batch of a run, if that was the batch's last run.
     #[inline]
-    pub(crate) fn put(&mut self, run: Run) {
+    pub(crate) fn put(&mut self, run: RunFrames) {
         // A command has no batch.
         if let Some(batch) = run.batch {
             self.put_batch(batch);
@@ -289,7 +289,7 @@ impl FrameRecycler {
     }
 
     /// Takes back an empty vector for the runs of a batch.
-    pub(crate) fn put_spare_runs(&mut self, runs: Vec<Run>) {
+    pub(crate) fn put_spare_runs(&mut self, runs: Vec<RunFrames>) {
         if self.spare_runs.len() < MAX_SPARE && runs.capacity() > 0 {
             self.spare_runs.push(runs);
         }
@@ -297,7 +297,7 @@ impl FrameRecycler {
 
     /// An empty vector, for the runs of a batch.
     #[inline]
-    pub(crate) fn spare_runs(&mut self) -> Vec<Run> {
+    pub(crate) fn spare_runs(&mut self) -> Vec<RunFrames> {
         self.spare_runs.pop().unwrap_or_default()
     }
 
@@ -325,7 +325,7 @@ mod tests {
         let frame = |i: u8| Frame::from_bytes(&[i]);
         let batch = ClaimedFrames::new((0..MAX_CLAIM as u8).map(frame).collect());
         let found = |indices: Indices| {
-            let run = Run::new(&batch, indices, SeqNum(0), None);
+            let run = RunFrames::new(&batch, indices, SeqNum(0), None);
             let frames = run.frames();
             let each = Vec::from_iter(frames.iter().map(|frame| frame.bytes()[0]));
             let by_number = (0..frames.len()).map(|i| frames.get(i).unwrap().bytes()[0]);

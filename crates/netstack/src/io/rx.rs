@@ -33,7 +33,7 @@ use crate::io::control::ControlWait;
 use crate::io::gro::{Found, OpenRun, Parser};
 use crate::io::record::{Entry, Recorder, Written};
 use crate::io::world::World;
-use crate::io::{ClaimedFrames, FrameRecycler, Run};
+use crate::io::{ClaimedFrames, FrameRecycler, RunFrames};
 use crate::ip::identification::Identifications;
 use crate::ip::neighbor::WaitingOpen;
 use crate::ip::rate_limit::Rate;
@@ -70,7 +70,7 @@ pub(crate) trait Log {
     fn room(&mut self) -> usize;
     /// Publishes a request with its frames, and with its verdict if that is known already. Requires
     /// room.
-    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run);
+    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: RunFrames);
     /// Passes the batch of each run that is no longer needed to `each`.
     fn reclaim(&mut self, each: &mut dyn FnMut(ClaimedFrames));
     /// A count that grows when requests are published; without a log, once for all that wait.
@@ -290,14 +290,14 @@ impl RxPump {
     #[inline(never)]
     fn publish_tick(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let sent = self.sample_sent();
-        self.publish(&Request::tick(now, sent), None, Run::default(), log);
+        self.publish(&Request::tick(now, sent), None, RunFrames::default(), log);
         1
     }
 
     fn publish_command(&mut self, now: Instant, body: Body, log: &mut impl Log) {
         let sent = self.sample_sent();
         let request = Request::command(now, sent, body);
-        self.publish(&request, None, Run::default(), log);
+        self.publish(&request, None, RunFrames::default(), log);
     }
 
     fn sample_sent(&mut self) -> u64 {
@@ -309,7 +309,7 @@ impl RxPump {
         &mut self,
         request: &Request,
         verdict: Option<Verdict>,
-        run: Run,
+        run: RunFrames,
         log: &mut impl Log,
     ) {
         self.stats.requests += 1;
@@ -320,7 +320,7 @@ impl RxPump {
         log.publish(request, verdict, run);
     }
 
-    fn record(&mut self, request: &Request, verdict: Option<Verdict>, run: &Run) {
+    fn record(&mut self, request: &Request, verdict: Option<Verdict>, run: &RunFrames) {
         let written = match request.body {
             Body::Progress {
                 conn, app_written, ..
@@ -654,7 +654,7 @@ impl RxPump {
         request: &mut Request,
         (flow, hint): (&Flow, &mut Option<(u64, ConnId)>),
         verdict: Option<Verdict>,
-        with_run: impl Fn(&mut dyn FnMut(&Run)),
+        with_run: impl Fn(&mut dyn FnMut(&RunFrames)),
     ) -> Option<Option<NonZeroU64>> {
         self.stats.runs += 1;
         let conn = match *hint {
@@ -701,7 +701,7 @@ impl RxPump {
         now: Instant,
         request: &mut Request,
         flow: Flow,
-        (run, verdict): (&Run, Option<Verdict>),
+        (run, verdict): (&RunFrames, Option<Verdict>),
     ) -> bool {
         // Segments to another host or group must not be answered.
         let is_foreign = self.host.is_foreign(&flow);
@@ -772,11 +772,11 @@ impl<L: Log> Found for RunPublisher<'_, L> {
     fn run(&mut self, open: &mut OpenRun, batch: &ClaimedFrames, verdict: Option<Verdict>) {
         let seq = open.request.digest.seg_seq;
         let frames = |place| match open.is_acks {
-            true => Run::default(),
-            false => Run::new(batch, open.indices, seq, place),
+            true => RunFrames::default(),
+            false => RunFrames::new(batch, open.indices, seq, place),
         };
         let (request, about) = (&mut open.request, (&open.flow, &mut open.hint));
-        let with_run = |look: &mut dyn FnMut(&Run)| look(&frames(None));
+        let with_run = |look: &mut dyn FnMut(&RunFrames)| look(&frames(None));
         let found = self
             .pump
             .sample_run(self.now, request, about, verdict, with_run);

@@ -9,7 +9,7 @@
 //! (lap, -, 0000)                                (lap, 0000)
 //! (lap, w, 0000)  assign, a CAS by any worker
 //! (lap, w, 0110)  begin, a CAS by the builder
-//!                                               (lap, 0110)  publish, when both frames are built
+//!                                               (lap, 0110)  mark_ready, when both frames are built
 //! (lap, w, 1111)                                (lap, 1111)
 //! (lap + 1, -, 0)                               (lap + 1, 0) when all of the chunk have left
 //! ```
@@ -22,10 +22,10 @@
 //! rounds `sent`, which the transmit pump publishes, down to whole chunks
 //! (`FrameNumbers::update_sent`). So the slot of a numbered frame is free, and no builder waits.
 //!
-//! If the device lets builders do part of its work ([`TxPrepare`]), they do so before they publish,
-//! and the transmitter passes slot numbers to the device instead of frames.
+//! If the device lets builders fill in its descriptors ([`TxPrepare`]), they do so before they mark
+//! frames ready, and the transmitter passes slot numbers to the device instead of frames.
 //!
-//! [`BegunFrames`] that are dropped before they are published, also by unwinding, are free again.
+//! [`BegunFrames`] that are dropped before they are ready, also by unwinding, are free again.
 //!
 //! # Sending past a hole
 //!
@@ -155,7 +155,7 @@ pub(crate) struct TxRing {
 }
 
 // SAFETY: `built`, `carried` and the memory of a slot are written only by the builder that set
-// its bit in `begun`, and read by that builder before it publishes, and by the one `Transmitter`
+// its bit in `begun`, and read by that builder before it marks it ready, and by the one `Transmitter`
 // after it saw the bit in `ready`. Any thread may read the memory that `carried` refers to.
 unsafe impl Sync for TxRing {}
 // SAFETY: nothing in it belongs to a thread.
@@ -331,8 +331,8 @@ impl TxRing {
     /// frames, from `first` on, the number that are built.
     #[inline]
     fn count_built(&self, first: u64) -> (cmp::Ordering, u32) {
-        // ORDERING: Acquire, pairs with the Release in `BegunFrames::publish`: the caller sees that
-        // the frames were built.
+        // ORDERING: Acquire, pairs with the Release in `BegunFrames::mark_ready`: the caller sees
+        // that the frames were built.
         let found = self.chunk(first).ready.load(Ordering::Acquire);
         let built = (found as u32 >> self.bit(first)).trailing_ones();
         (compare_lap(found, self.lap(first)), built)
@@ -418,7 +418,7 @@ impl TxRing {
     ///
     /// # Safety
     /// No thread writes the slot, or the memory that it carries, until the last use of the result.
-    /// Either the slot is not published and the caller has begun it, or the caller saw its bit in
+    /// Either the slot is not ready and the caller has begun it, or the caller saw its bit in
     /// `ready` and the frame has not left.
     #[inline(always)]
     unsafe fn frame(&self, index: usize) -> TxFrame<'_> {
@@ -452,13 +452,13 @@ impl TxRing {
 }
 
 /// Frames of one chunk that this thread has begun and builds one after the other. If they are
-/// dropped unpublished, they are free again.
+/// dropped before they are ready, they are free again.
 pub(crate) struct BegunFrames<'a> {
     ring: &'a TxRing,
     chunk: &'a Chunk,
     /// The frames, one bit each as in the chunk's words.
     frames: u32,
-    /// The slot of the first frame that is not prepared.
+    /// The slot of the first frame whose descriptor is not filled in.
     prepared: usize,
     /// The slot of the first frame that is not built, and the end of the slots.
     next: usize,
@@ -487,7 +487,7 @@ impl BegunFrames<'_> {
     }
 
     /// Marks the next frame as built: the first `len` bytes of its slot, of which `head` are
-    /// headers. The frame leaves after all of them are published.
+    /// headers. The frame leaves after all of them are ready.
     ///
     /// # Panics
     /// If all frames are built, or this one does not fit its slot.
@@ -530,18 +530,18 @@ impl BegunFrames<'_> {
         }
         self.next += 1;
         if self.next - self.prepared == PREPARED_TOGETHER {
-            self.prepare();
+            self.fill_descriptors();
         }
     }
 
-    /// Publishes the frames, all of which are built. They leave after all earlier frames.
+    /// Marks the frames, all of which are built, as ready. They leave after all earlier frames.
     ///
     /// # Panics
     /// If one is not built.
     #[inline(always)]
-    pub(crate) fn publish(mut self) {
-        assert!(self.next == self.end, "frames are published and not built");
-        self.prepare();
+    pub(crate) fn mark_ready(mut self) {
+        assert!(self.next == self.end, "frames are ready and not built");
+        self.fill_descriptors();
         let frames = core::mem::take(&mut self.frames);
         // ORDERING: Release, pairs with the Acquire in `Transmitter::ready_in`.
         self.chunk
@@ -549,16 +549,17 @@ impl BegunFrames<'_> {
             .fetch_or(word(0, frames), Ordering::Release);
     }
 
-    /// Prepares the frames that are built and not yet prepared, if the device has a preparer.
+    /// Fills in the descriptors of the frames that are built and have none, if the device has a
+    /// preparer.
     #[inline(always)]
-    fn prepare(&mut self) {
+    fn fill_descriptors(&mut self) {
         let first = core::mem::replace(&mut self.prepared, self.next);
         if let Some(preparer) = &self.ring.preparer
             && first < self.next
         {
             let mut frames = ArrayVec::<_, PREPARED_TOGETHER>::new();
             for slot in first..self.next {
-                // SAFETY: we have begun and built it, and publish it after the last use.
+                // SAFETY: we have begun and built it, and mark it ready after the last use.
                 frames.push(unsafe { self.ring.frame(slot) });
             }
             preparer.prepare(first, &frames);
@@ -653,7 +654,7 @@ impl Transmitter {
     /// lap.
     #[inline(always)]
     fn ready_in(&self, frame: u64) -> u32 {
-        // ORDERING: Acquire, pairs with the Release in `BegunFrames::publish`.
+        // ORDERING: Acquire, pairs with the Release in `BegunFrames::mark_ready`.
         let found = self.ring.chunk(frame).ready.load(Ordering::Acquire);
         let is_same_lap = found & word(u64::MAX, 0) == word(self.ring.lap(frame), 0);
         if is_same_lap { found as u32 } else { 0 }

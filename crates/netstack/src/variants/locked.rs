@@ -51,7 +51,7 @@ use dominoes_drivers::Device;
 
 use crate::drive::{self, ByHand, Handle, TurnStep};
 use crate::error::ConfigError;
-use crate::io::Run;
+use crate::io::RunFrames;
 use crate::io::record::{Entry, Recorder};
 use crate::io::rx::{FRAMES_A_TURN, Log, Receiver};
 use crate::io::setup::Setup;
@@ -280,7 +280,7 @@ struct LockedShared<K: LockKind> {
     /// For each worker, the position of the oldest request it carries.
     oldest_carried: Box<[CachePadded<AtomicU64>]>,
     /// Runs to be returned to the pump.
-    back: SegQueue<Vec<Run>>,
+    back: SegQueue<Vec<RunFrames>>,
     /// Workers that do not have the receive pump sleep on this.
     work_event: EventCount,
     sleepers: Sleepers,

@@ -172,7 +172,7 @@ impl ReplicaState {
     /// If code that is not specific to one connection panics, such as the answer to a segment that
     /// matches none. The replica must not be used afterwards.
     pub fn apply(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
-        let apply = || self.apply_in_batch(request, verdict, &mut *out);
+        let apply = || self.apply_unguarded(request, verdict, &mut *out);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(apply)) {
             self.recover(panic, request, out);
         }
@@ -192,7 +192,7 @@ impl ReplicaState {
                 while requests.advance() {
                     let (request, verdict) = requests.current();
                     applying.set(true);
-                    self.apply_in_batch(request, verdict, out);
+                    self.apply_unguarded(request, verdict, out);
                     applying.set(false);
                     requests.take_effects(out);
                 }
@@ -215,7 +215,7 @@ impl ReplicaState {
     /// # Panics
     /// If any code called from here panics.
     #[inline(always)]
-    pub fn apply_in_batch(
+    pub fn apply_unguarded(
         &mut self,
         request: &Request,
         verdict: Verdict,

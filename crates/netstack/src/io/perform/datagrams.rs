@@ -213,7 +213,7 @@ pub(crate) fn build_datagram_in(
         total,
         meta,
     );
-    begun.publish();
+    begun.mark_ready();
     stats.frames += 1;
     stats.sent_bytes += u64::from(piece.len);
     if piece.offset == 0 {
@@ -276,7 +276,7 @@ fn build_merged(
         }),
     };
     begun.built(before + UDP_HEADER, total, meta);
-    begun.publish();
+    begun.mark_ready();
     stats.frames += 1;
     stats.sent_bytes += u64::from(merged.len);
 }

@@ -314,7 +314,7 @@ fn build_bare_as<const N: usize>(
     let head = kept.emit(world, t, t.seq, t.flags, 0, buffer);
     let meta = complete_bare::<N>(world, &head, buffer);
     begun.built(head.len, head.len, meta);
-    begun.publish();
+    begun.mark_ready();
     if let Some(stream) = world.streams.get(t.conn) {
         stream.advertised(t.window_end, t.window_limit);
     }
@@ -405,7 +405,7 @@ fn build_range<const N: usize>(
     } else {
         build_copies(world, &stream, t, range, kept, &mut begun, &mut before);
     }
-    begun.publish();
+    begun.mark_ready();
     stats.frames += u64::from(count);
     let (offset, _) = t.payload_of(from);
     let (last, len) = t.payload_of(from + count - 1);

@@ -16,7 +16,7 @@ use crate::io::record::{Entry, Written};
 use crate::io::rx::{FRAMES_A_TURN, Log, RxPump};
 use crate::io::stream::{Parts, StreamRef};
 use crate::io::udp_queues::PendingError;
-use crate::io::{ClaimedFrames, Indices, Run};
+use crate::io::{ClaimedFrames, Indices, RunFrames};
 use crate::ip::fragment::{Cut, cut_frame};
 use crate::ip::neighbor::Cause;
 use crate::log::request::{
@@ -354,7 +354,7 @@ impl RxPump {
             return;
         };
         let count = open.indices.len();
-        let run = Run::new(&batch, core::mem::take(&mut open.indices), SeqNum(0), None);
+        let run = RunFrames::new(&batch, core::mem::take(&mut open.indices), SeqNum(0), None);
         let is_verified = open.is_verified;
         let mut lens = [0; MAX_DATAGRAMS];
         lens[..count].copy_from_slice(&open.lens[..count]);
@@ -707,7 +707,7 @@ impl RxPump {
         let sent = self.sample_sent();
         let mut request = Request::command(now, sent, body);
         request.digest.count = count;
-        self.publish(&request, None, Run::default(), log);
+        self.publish(&request, None, RunFrames::default(), log);
     }
 
     /// The link-layer address for packets to `remote`, if it is known.

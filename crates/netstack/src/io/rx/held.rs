@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Log, RxPump};
 use crate::error::SocketError;
-use crate::io::Run;
+use crate::io::RunFrames;
 use crate::io::prepare::prepare;
 use crate::io::world::{Decision, OpenResult};
 use crate::log::request::{
@@ -142,7 +142,7 @@ impl RxPump {
         &mut self,
         now: Instant,
         (request, flow): (&Request, Flow),
-        (run, verdict): (&Run, Option<Verdict>),
+        (run, verdict): (&RunFrames, Option<Verdict>),
     ) -> bool {
         let Some(port) = self.connections.held.listener_of(flow.local) else {
             return false;
@@ -236,7 +236,7 @@ impl RxPump {
         (digest.seg_seq, digest.seg_wnd, digest.flags) = (syn.seg_seq, syn.seg_wnd, syn.flags);
         (digest.ts_val, digest.ts_ecr) = (syn.ts_val, syn.ts_ecr);
         digest.bits = syn.bits & Digest::TIMESTAMPS;
-        self.publish(&request, None, Run::default(), log);
+        self.publish(&request, None, RunFrames::default(), log);
         if matches!(decision, Decision::Accept { .. }) {
             held.is_accepted = true;
             held.until = now + BEGINS_WITHIN;

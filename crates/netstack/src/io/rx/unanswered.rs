@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use dominoes_drivers::Frame;
 
-use crate::io::Run;
+use crate::io::RunFrames;
 use crate::io::rx::{Log, RESERVED, RxPump};
 use crate::ip::neighbor::{Cause, FRAME_OVERHEAD};
 use crate::log::request::{Address, Flow, Mac, Request, Verdict};
@@ -37,20 +37,20 @@ struct Held {
     request: Request,
     flow: Flow,
     verdict: Option<Verdict>,
-    run: Run,
+    run: RunFrames,
 }
 
 /// The memory that a waiting run takes, in bytes.
-fn cost(run: &Run) -> usize {
+fn cost(run: &RunFrames) -> usize {
     let frames = run.frames().iter();
     let bytes: usize = frames.map(|frame| frame.len() + FRAME_OVERHEAD).sum();
     bytes + size_of::<Held>()
 }
 
 /// A copy of a run, which does not hold buffers of the device.
-fn copied(run: &Run) -> Run {
+fn copied(run: &RunFrames) -> RunFrames {
     let copy = |frame: &Frame| Frame::from_buffer(frame.bytes().into(), 0, frame.len(), frame.meta);
-    Run::of(run.frames().iter().map(copy).collect(), run.seq)
+    RunFrames::of(run.frames().iter().map(copy).collect(), run.seq)
 }
 
 impl Unanswered {
@@ -67,7 +67,7 @@ impl RxPump {
         &mut self,
         now: Instant,
         (request, flow): (&Request, Flow),
-        (run, verdict): (&Run, Option<Verdict>),
+        (run, verdict): (&RunFrames, Option<Verdict>),
     ) -> Option<Mac> {
         let remote = flow.remote.address;
         let mac = self.with_host(now, |host| host.resolve(Cause::Answer, now, remote));
@@ -137,7 +137,7 @@ impl RxPump {
         {
             self.connections.unanswered.bytes -= cost(&held.run);
             let about = (&held.flow, &mut None);
-            let with_run = |look: &mut dyn FnMut(&Run)| look(&held.run);
+            let with_run = |look: &mut dyn FnMut(&RunFrames)| look(&held.run);
             match self.sample_run(now, &mut held.request, about, held.verdict, with_run) {
                 Some(place) => {
                     held.run.reserved = place;

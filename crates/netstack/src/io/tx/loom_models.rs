@@ -22,7 +22,7 @@ fn count_built(ring: &TxRing, frames: Range<u64>) -> u64 {
         begun.buffer()[0] = frame as u8;
         begun.built(0, 1, TxMeta::default());
     }
-    begun.publish();
+    begun.mark_ready();
     count
 }
 
@@ -39,7 +39,7 @@ fn send(transmitter: &mut Transmitter) -> Vec<u8> {
 }
 
 /// Catches: a slot taken without its compare-and-swap; a frame sent before it is written,
-/// because `publish` or `ready_in` is Relaxed.
+/// because `mark_ready` or `ready_in` is Relaxed.
 #[test]
 fn two_builders_of_one_frame_and_the_transmitter() {
     loom::model(|| {
@@ -172,7 +172,7 @@ impl TxPrepare for Prepared {
     }
 }
 
-/// Catches: a slot passed to the device before its frame is prepared, because `publish` comes
+/// Catches: a slot passed to the device before its frame is prepared, because `mark_ready` comes
 /// first; a frame prepared while the frame of the previous lap is still being sent from the slot.
 #[test]
 fn frames_are_prepared_before_they_are_sent_and_after_the_lap_before() {

@@ -7,7 +7,7 @@ fn build(ring: &TxRing, frame: u64, bytes: &[u8]) {
     let mut begun = ring.begin(frame, 1).unwrap();
     begun.buffer()[..bytes.len()].copy_from_slice(bytes);
     begun.built(1, bytes.len(), TxMeta::default());
-    begun.publish();
+    begun.mark_ready();
 }
 
 const CALLS: u32 = 16;
@@ -190,7 +190,7 @@ fn of_threads_that_want_every_frame_one_builds_each() {
             }
             if let Ok(mut begun) = ring.begin(frame, 1) {
                 begun.built(0, 8, TxMeta::default());
-                begun.publish();
+                begun.mark_ready();
                 built += 1;
             }
         }
@@ -223,7 +223,7 @@ fn build_range(ring: &TxRing, frames: core::ops::Range<u64>) {
         begun.buffer()[..2].copy_from_slice(&[b'a', frame as u8]);
         begun.built(1, 2, TxMeta::default());
     }
-    begun.publish();
+    begun.mark_ready();
 }
 
 fn numbers(sent: &[Vec<u8>]) -> Vec<u8> {
@@ -282,7 +282,7 @@ fn the_free_frames_in_a_row_are_begun_together_and_unwinding_gives_them_up() {
     let dies = std::panic::AssertUnwindSafe(|| {
         let mut begun = ring.begin(2, 2).unwrap();
         begun.built(0, 2, TxMeta::default());
-        begun.publish();
+        begun.mark_ready();
     });
     assert!(std::panic::catch_unwind(dies).is_err(), "3 is not built");
     build_range(&ring, 2..4);
@@ -321,7 +321,7 @@ fn a_borrowed_payload_is_sent_from_the_send_ring() {
         begun.buffer()[..2].copy_from_slice(head);
         let carried = stream.borrow_payload(frame, 3).unwrap();
         begun.built_with_payload(2, carried, TxMeta::default());
-        begun.publish();
+        begun.mark_ready();
     }
     assert!(
         stream.borrow_payload(1023, 2).is_none(),
@@ -360,18 +360,18 @@ fn frames_are_prepared_when_they_are_built_and_sent_by_slots_in_a_row() {
         numbers.map(|number| vec![b'p', number]).collect()
     };
     drop(build_some(1, 2));
-    assert_eq!(noted(), [], "it is not published");
-    build_some(1, 3).publish();
+    assert_eq!(noted(), [], "it is not ready");
+    build_some(1, 3).mark_ready();
     assert_eq!(noted(), [(1, frames(1..4))]);
     assert_eq!(transmitter.ready_in_a_row(u64::MAX, 8), (0, 0));
-    build_some(0, 1).publish();
-    build_some(4, 4).publish();
+    build_some(0, 1).mark_ready();
+    build_some(4, 4).mark_ready();
     assert_eq!(noted(), [(0, frames(0..1)), (4, frames(4..8))]);
     assert_eq!(transmitter.ready_in_a_row(u64::MAX, 8), (0, 8));
     assert_eq!(transmitter.ready_in_a_row(3, 8), (0, 3));
     assert_eq!(transmitter.ready_in_a_row(u64::MAX, 6), (0, 6));
     transmitter.advance(6);
-    build_some(8, 2).publish();
+    build_some(8, 2).mark_ready();
     assert_eq!(noted(), [(0, frames(8..10))]);
     // The next ones begin with the ring.
     assert_eq!(transmitter.ready_in_a_row(u64::MAX, 8), (6, 2));
@@ -401,7 +401,7 @@ fn building_the_first_frames_touches_no_page_for_the_first_time() {
             let mut begun = ring.begin(frame, 1).unwrap();
             begun.buffer()[..FRAME].fill(frame as u8);
             begun.built(64, FRAME, TxMeta::default());
-            begun.publish();
+            begun.mark_ready();
         }
         let touched = first_touches() - before;
         assert!(touched < 16, "{slot_len}: {touched} pages");

@@ -11,7 +11,7 @@ use crate::io::perform::BuiltHeaders;
 use crate::io::prepare::prepare;
 use crate::io::rx::{Log, RESERVED};
 use crate::io::world::Wakes;
-use crate::io::{self, Run};
+use crate::io::{self, RunFrames};
 use crate::log::effect::Effect;
 use crate::log::request::{Body, Request, RequestKind, Verdict};
 use crate::stats::EffectStats;
@@ -21,7 +21,7 @@ pub(super) struct Item {
     pub(super) position: u64,
     pub(super) request: Request,
     pub(super) verdict: Option<Verdict>,
-    run: Run,
+    run: RunFrames,
     /// End of its effects in [`Batch::effects`]; set when it is applied.
     pub(super) effects_end: usize,
     /// Its place in the order in which TCP applied requests with payload.
@@ -157,7 +157,10 @@ impl Batch {
     }
 
     /// If the whole batch is done, empties it and returns its runs for the pump.
-    pub(super) fn finish<K: LockKind>(&mut self, shared: &LockedShared<K>) -> Option<Vec<Run>> {
+    pub(super) fn finish<K: LockKind>(
+        &mut self,
+        shared: &LockedShared<K>,
+    ) -> Option<Vec<RunFrames>> {
         if self.items.is_empty() || self.performed < self.items.len() {
             return None;
         }
@@ -202,7 +205,7 @@ impl<K: LockKind> Log for Intake<'_, K> {
         room.min(layout.claim + RESERVED + 2)
     }
 
-    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
+    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: RunFrames) {
         let position = *self.next;
         *self.next += 1;
         if self.batch.is_empty() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dominoes::{EventCount, Publisher, Spin, Subscription, TryLock};
 use dominoes_drivers::DeviceWaker;
 
-use crate::io::Run;
+use crate::io::RunFrames;
 use crate::log::effect::Effect;
 use crate::time::Instant;
 
@@ -16,7 +16,7 @@ use crate::time::Instant;
 pub(super) struct RemoteRun {
     /// The data stage.
     pub(super) stage: usize,
-    pub(super) run: Run,
+    pub(super) run: RunFrames,
 }
 
 /// The jobs that a protocol stage gives to a data stage, in the order in which it performs them.
@@ -38,7 +38,7 @@ impl Jobs {
 
 /// A run to deliver.
 pub(super) struct Delivered {
-    pub(super) run: Run,
+    pub(super) run: RunFrames,
     /// As [`Request::layout`](crate::log::request::Request::layout).
     pub(super) layout: (u32, usize),
     /// How many of [`Jobs::effects`] are about it.

@@ -17,7 +17,7 @@ use crate::io::record::Entry;
 use crate::io::rx::{self, Log};
 use crate::io::tx::TxPump;
 use crate::io::world::{Wakes, World};
-use crate::io::{ClaimedFrames, FrameRecycler, Run};
+use crate::io::{ClaimedFrames, FrameRecycler, RunFrames};
 use crate::log::effect::Effect;
 use crate::log::request::{Request, Verdict};
 use crate::state::apply::{ReplicaState, Requests};
@@ -387,7 +387,7 @@ fn deliver(
     world: &World,
     effects: &[Effect],
     layout: (u32, usize),
-    run: &Run,
+    run: &RunFrames,
     stats: &mut EffectStats,
     wakes: &mut Wakes<'_>,
 ) {
@@ -689,7 +689,7 @@ impl Log for Intake<'_> {
         self.window.saturating_sub(carried)
     }
 
-    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
+    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: RunFrames) {
         let verdict = verdict.unwrap_or_else(|| {
             // The checksum was wrong, or the datagram was reassembled from fragments.
             self.stats.prepared += u64::from(request.digest.kind.has_frames());

@@ -97,7 +97,7 @@ impl ReplicaState {
         outcome.ok()
     }
 
-    /// [`ReplicaState::apply_in_batch`] unwound while it applied `request`; `out` holds the effects
+    /// [`ReplicaState::apply_unguarded`] unwound while it applied `request`; `out` holds the effects
     /// of that request. If the panic came from the fast path, its connection is closed, and the
     /// work that follows from the request is done. Its segments do not count as received.
     ///
