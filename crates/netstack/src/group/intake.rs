@@ -12,8 +12,9 @@
 //!    numbers. The runs of a batch are published together, so they wait until the log has room for
 //!    all of them.
 //!
-//! A worker that has found one lone request after the other [takes](Direct) the next frames
-//! and publishes them in one step, while no batch waits. It verifies the first few before that.
+//! A worker that has found one lone request after the other [claims](Intake::claim_and_publish) the
+//! next frames and publishes them in one step, while no batch waits. It verifies the first few
+//! before that.
 //!
 //! So the log has the batches of each queue in the queue's order, and a worker that fails between
 //! two steps delays nothing for longer than [`HELP_AFTER`]. Within a batch, the segments of a flow
@@ -33,7 +34,7 @@ use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, GroupLog, ReplicatedShared};
 use crate::io::claim::MAX_CLAIM;
 use crate::io::gro::{Found, OpenRun, Parser};
-use crate::io::rx::{self, Claiming, Log as _, RESERVED, RxPump};
+use crate::io::rx::{Log as _, RESERVED, RxPump};
 use crate::io::sync::AtomicU64;
 use crate::io::{BatchRuns, ClaimedFrames, FrameRecycler, RunFrames};
 use crate::log::request::{ConnId, Flow, Request, Verdict};
@@ -393,26 +394,22 @@ impl Intake {
     }
 }
 
-/// The waiting batches, for the worker that has the receive pump.
-pub(crate) struct Publishing<'a> {
-    pub(crate) shared: &'a ReplicatedShared,
-    pub(crate) intake: &'a mut Intake,
-    /// Whether this worker has found no frame in the device at this time.
-    pub(crate) is_device_empty: bool,
-}
-
-impl rx::BatchSource<GroupLog<'_>> for Publishing<'_> {
-    fn publish(
+impl Intake {
+    /// Publishes the parsed batches, in the order of their numbers, with the receive pump. Returns
+    /// how much was done, and whether time may go on. `is_device_empty`: this worker has found no
+    /// frame in the device at this time.
+    pub(super) fn publish_waiting(
         &mut self,
+        (shared, is_device_empty): (&ReplicatedShared, bool),
         pump: &mut RxPump,
         now: Instant,
         log: &mut GroupLog<'_>,
     ) -> (usize, bool) {
-        let waiting = &self.shared.batches;
+        let waiting = &shared.batches;
         let mut done = 0;
         loop {
             let mut oldest = match waiting.oldest() {
-                Oldest::None => return (done, self.is_device_empty),
+                Oldest::None => return (done, is_device_empty),
                 Oldest::Taken => return (done, false),
                 Oldest::Slot(oldest) => oldest,
             };
@@ -422,7 +419,7 @@ impl rx::BatchSource<GroupLog<'_>> for Publishing<'_> {
             let Some(commands) = pump.commands_before_batch(now, log) else {
                 return (done, pump.waits_for_control(now));
             };
-            done += commands + parsed.publish(pump, &mut self.intake.parser, now, log);
+            done += commands + parsed.publish(pump, &mut self.parser, now, log);
             if !parsed.is_published() {
                 // Time continues meanwhile, as if the device had no more.
                 let waits = pump.waits_for_control(now);
@@ -435,41 +432,23 @@ impl rx::BatchSource<GroupLog<'_>> for Publishing<'_> {
             pump.stats.frames += parsed.batch.as_ref().map_or(0, |batch| batch.len()) as u64;
             pump.stats.segments += parsed.segments;
             pump.stats.helped += u64::from(parsed.is_helped);
-            self.intake.recycle(parsed, &mut pump.recycler);
+            self.recycle(parsed, &mut pump.recycler);
         }
     }
-}
 
-/// Frames that a worker takes from the device and publishes in one step, while no batch waits.
-pub(crate) struct Direct<'a> {
-    publishing: Publishing<'a>,
-    worker: usize,
-    queues: QueueOrder,
-    /// The time at which it found all queues of the device empty; else [`Instant::NEVER`].
-    pub(crate) empty_at: Instant,
-}
-
-impl<'a> Direct<'a> {
-    pub(crate) const fn new(publishing: Publishing<'a>, worker: usize, queues: QueueOrder) -> Self {
-        Direct {
-            publishing,
-            worker,
-            queues,
-            empty_at: Instant::NEVER,
-        }
-    }
-}
-
-impl rx::BatchSource<GroupLog<'_>> for Direct<'_> {
-    fn publish(
+    /// Claims frames from the `queues` of the device and publishes them in one step, for worker
+    /// `id`; if a batch waits, publishes that instead. Returns as `publish_waiting`. If it finds all
+    /// queues empty, sets `empty_at`.
+    pub(super) fn claim_and_publish(
         &mut self,
+        (shared, id): (&ReplicatedShared, usize),
+        (queues, empty_at): (QueueOrder, &mut Instant),
         pump: &mut RxPump,
         now: Instant,
         log: &mut GroupLog<'_>,
     ) -> (usize, bool) {
-        let shared = self.publishing.shared;
         let mut taken = false;
-        for queue in self.queues.again() {
+        for queue in queues {
             let Some(mut claimer) = shared.queues.try_take(queue) else {
                 taken = true;
                 continue;
@@ -478,21 +457,21 @@ impl rx::BatchSource<GroupLog<'_>> for Direct<'_> {
             // older than its frames, and are counted: their workers had it, too.
             if shared.batches.is_any_waiting() {
                 drop(claimer);
-                return self.publishing.publish(pump, now, log);
+                return self.publish_waiting((shared, false), pump, now, log);
             }
             // As many as by the other way: where a batch ends decides the order of its requests.
-            let mut claiming = Claiming::at_most(MAX_CLAIM, &mut claimer);
-            let (done, is_empty) = claiming.publish(pump, now, log);
+            let about = (&mut *claimer, MAX_CLAIM);
+            let (done, is_empty) = pump.claim_and_publish(now, about, log);
             if done > 0 {
-                shared.batches.note_claimer(self.worker, now, false);
+                shared.batches.note_claimer(id, now, false);
             }
             if done > 0 || !is_empty {
                 return (done, false);
             }
         }
         if !taken {
-            shared.batches.note_claimer(self.worker, now, true);
-            self.empty_at = now;
+            shared.batches.note_claimer(id, now, true);
+            *empty_at = now;
         }
         (0, !taken)
     }

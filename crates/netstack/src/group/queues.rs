@@ -91,18 +91,11 @@ pub(crate) fn first_queue(queues: usize, (id, active): (usize, u64), claims: u32
 }
 
 /// The order in which a worker looks at all queues.
+#[derive(Clone)]
 pub(crate) struct QueueOrder {
     next: usize,
     left: usize,
     count: usize,
-}
-
-impl QueueOrder {
-    /// The same order from its beginning.
-    #[inline]
-    pub(crate) const fn again(&self) -> QueueOrder {
-        QueueOrder { ..*self }
-    }
 }
 
 impl Iterator for QueueOrder {

@@ -29,7 +29,7 @@ use dominoes::group::WorkerState;
 use dominoes::{ReadBatch, Seq, Spin, Subscription};
 
 use super::execute::{Executor, Step};
-use super::intake::{Direct, Intake, Publishing};
+use super::intake::Intake;
 use super::pending::{Cursor, PendingEffects};
 use super::queues::{QueueOrder, first_queue};
 use super::slots::Snapshot;
@@ -311,22 +311,20 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let (pump, mut log) = rx_side.parts(shared, self.id);
         log.verifies = is_direct.then_some(&mut self.stats);
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
-        let mut batches = Publishing {
-            shared,
-            intake: &mut self.intake,
-            is_device_empty: !is_direct && self.device_empty_at == now,
-        };
         let awaited = self.replica.awaited();
         let before = PumpCounts::by(pump);
-        let done = match queues {
-            None => pump.turn(now, awaited, &mut batches, &mut log),
+        let (id, intake, empty_at) = (self.id, &mut self.intake, &mut self.device_empty_at);
+        let is_empty = *empty_at == now;
+        if is_direct {
+            *empty_at = Instant::NEVER;
+        }
+        let done = pump.turn(now, awaited, &mut log, |pump, log| match &queues {
+            None => intake.publish_waiting((shared, is_empty), pump, now, log),
             Some(queues) => {
-                let mut direct = Direct::new(batches, self.id, queues);
-                let done = pump.turn(now, awaited, &mut direct, &mut log);
-                self.device_empty_at = direct.empty_at;
-                done
+                let device = (queues.clone(), &mut *empty_at);
+                intake.claim_and_publish((shared, id), device, pump, now, log)
             }
-        };
+        });
         let is_lone = self.quiet.count_published(before, pump, done);
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
         if shared.layout.autoscale && rx_side.autoscaler.is_due(now) {

@@ -53,7 +53,7 @@ use connections::Connections;
 use datagrams::Datagrams;
 use echo::Echoes;
 use loopback::Loopback;
-pub(crate) use receiver::{Claiming, Receiver};
+pub(crate) use receiver::Receiver;
 
 /// The most frames of one batch without a log, the most numbered frames that one turn of the
 /// transmit pump sends, and the most connections whose progress one turn publishes.
@@ -77,13 +77,6 @@ pub(crate) trait Log {
     fn published(&self) -> u64;
     /// The position below which all effects are performed that number no frames.
     fn performed(&mut self) -> u64;
-}
-
-/// The batches that a receive pump publishes to a log `L`.
-pub(crate) trait BatchSource<L> {
-    /// Publishes the requests of batches while the log has room. Returns how much was done, and
-    /// whether time may go on: the device has no more frames, or none can be read now.
-    fn publish(&mut self, pump: &mut RxPump, now: Instant, log: &mut L) -> (usize, bool);
 }
 
 /// The receive pump.
@@ -221,18 +214,19 @@ impl RxPump {
         }
     }
 
-    /// One turn: handles the queues of applications and the frames of `batches`. Publishes the time
-    /// or the count of sent frames that the state has `awaited`, if it did nothing else and the
-    /// device is empty. If a deadline is due, handles waiting frames first, and returns if there may
-    /// be more. Returns how much was done.
+    /// One turn: handles the queues of applications, and frames: `publish` publishes their requests
+    /// while the log has room, and returns how many it handled, and whether time may go on (the
+    /// device has no more, or none can be read now). Publishes the time or the count of sent frames
+    /// that the state has `awaited`, if it did nothing else and the device is empty. If a deadline
+    /// is due, handles waiting frames first, and returns if there may be more. Returns how much was
+    /// done.
     pub(crate) fn turn<L: Log>(
         &mut self,
         now: Instant,
         awaited: Awaited,
-        batches: &mut impl BatchSource<L>,
         log: &mut L,
+        mut publish: impl FnMut(&mut RxPump, &mut L) -> (usize, bool),
     ) -> usize {
-        log.reclaim(&mut |batch| self.recycler.put_batch(batch));
         if !self.configured {
             if log.room() == 0 {
                 return 0;
@@ -245,22 +239,19 @@ impl RxPump {
             self.configured = true;
             self.host.announce_again(now);
         }
-        let performed = self.take_closed(now, log);
-        if !self.world.hints.is_empty() {
-            self.take_hints(now);
-        }
+        let performed = self.housekeeping(now, log);
         // Every request carries the time. If a deadline is due, frames are handled first: an
         // acknowledgment may have waited in the device while this machine was suspended.
         let mut done = 0;
         if self.is_time_due(awaited.time, now) {
-            let (frames, device_empty) = self.late_frames(now, awaited, batches, log);
+            let (frames, device_empty) = self.late_frames(now, awaited, log, &mut publish);
             if frames == 0 && !device_empty {
                 return 0;
             }
             done = frames;
         }
         done += self.poll_queues(now, performed, log);
-        let (frames, device_empty) = batches.publish(self, now, log);
+        let (frames, device_empty) = publish(self, log);
         done += frames;
         if device_empty && done == 0 {
             done += self.tick(now, awaited, log);
@@ -362,11 +353,13 @@ impl RxPump {
         }
     }
 
-    /// Takes what was closed. If anything is, or a look at an idle connection is due, returns the
-    /// position below which all was performed when this turn began: without a log, the requests of
-    /// a turn are performed only after it, so a later look could fail in every turn. Comes before
-    /// the hints are taken, so that no later run has the hint of a connection that is taken here.
-    fn take_closed(&mut self, now: Instant, log: &mut impl Log) -> Option<u64> {
+    /// Takes frames that return, what was closed, and then hints: no later run has the hint of a
+    /// connection that was closed before. If anything is closing, or a look at an idle connection is
+    /// due, returns the position below which all was performed when this turn began: without a log,
+    /// the requests of a turn are performed only after it, so a later look could fail in every turn.
+    #[inline]
+    fn housekeeping(&mut self, now: Instant, log: &mut impl Log) -> Option<u64> {
+        log.reclaim(&mut |batch| self.recycler.put_batch(batch));
         if !self.world.queues.unbound.is_empty() {
             self.take_unbound(log);
         }
@@ -376,7 +369,11 @@ impl RxPump {
         let is_asked = !self.datagrams.closing.is_empty()
             || !self.connections.closing.is_empty()
             || self.connections.idle.is_due(now);
-        is_asked.then(|| log.performed())
+        let performed = is_asked.then(|| log.performed());
+        if !self.world.hints.is_empty() {
+            self.take_hints(now);
+        }
+        performed
     }
 
     fn poll_queues(&mut self, now: Instant, performed: Option<u64>, log: &mut impl Log) -> usize {
@@ -433,7 +430,7 @@ impl RxPump {
     }
 
     /// Handles the applications' commands while the log has room. Returns how many.
-    #[inline]
+    #[inline(always)]
     fn poll_commands(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let mut done = 0;
         // `is_empty` is cheaper than an attempt to pop.
@@ -490,18 +487,18 @@ impl RxPump {
 
     // Frames.
 
-    /// As [`BatchSource::publish`], when a deadline is due. If many frames cause no request, which
-    /// would carry the time, publishes the time separately.
+    /// As `publish`, when a deadline is due. If many frames cause no request, which would carry the
+    /// time, publishes the time separately.
     #[cold]
     #[inline(never)]
     fn late_frames<L: Log>(
         &mut self,
         now: Instant,
         awaited: Awaited,
-        batches: &mut impl BatchSource<L>,
         log: &mut L,
+        publish: &mut impl FnMut(&mut RxPump, &mut L) -> (usize, bool),
     ) -> (usize, bool) {
-        let (frames, device_empty) = batches.publish(self, now, log);
+        let (frames, device_empty) = publish(self, log);
         if self.last_sampled.late.0 != self.stats.requests {
             self.last_sampled.late = (self.stats.requests, 0);
         }
