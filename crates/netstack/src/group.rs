@@ -8,8 +8,9 @@
 //! group has other [`Primaries`]. Outgoing frames are assigned by chunks of their own numbers, so
 //! that many workers share the work of a request that causes many frames.
 
+mod apply;
+mod aside;
 mod assign;
-mod at_once;
 mod autoscale;
 mod divergence;
 mod execute;
@@ -18,6 +19,7 @@ mod intake;
 mod join_check;
 mod layout;
 mod pending;
+mod prepare;
 mod primaries;
 mod queues;
 mod slots;
@@ -51,7 +53,6 @@ use dominoes_drivers::Device;
 
 use crate::drive::{ByHand, Handle, Joining};
 use crate::error::{ConfigError, MembershipError};
-use crate::io::prepare::prepare_and_store;
 use crate::io::rx::{Log, RxPump};
 use crate::io::setup::Setup;
 use crate::io::sleep::{Receiving, Sleepers};
@@ -59,15 +60,11 @@ use crate::io::tx::TxPump;
 use crate::io::world::World;
 use crate::io::{BatchRuns, ClaimedFrames, RunFrames};
 use crate::log::effect::Effect;
-use crate::log::request::{InBatch, MAX_RUN, Request, Verdict};
+use crate::log::request::{InBatch, Request, Verdict};
 use crate::socket::Sockets;
 use crate::state::apply::ReplicaState;
 use crate::stats::{AutoscaleStats, EffectStats, MembershipStats, PostedStats};
 use crate::time::{Duration, Instant};
-
-/// A bit beside a verdict: the payload was stored while it was verified.
-const STORED: Verdict = 1 << 61;
-const _: () = assert!(MAX_RUN <= 61);
 
 /// Fingerprints that each replica keeps posted for comparison.
 const POSTS: usize = 64;
@@ -192,42 +189,6 @@ impl ReplicatedShared {
         let word = autoscaler.stats().to_word();
         // ORDERING: Relaxed: only the worker with the pump writes it, and it is a measurement.
         self.scaled.store(word, Ordering::Relaxed);
-    }
-
-    /// Computes the verdict of the request at `seq`, unless it is known or another worker does.
-    /// Returns whether it did. A verdict is computed once if payload is stored on the way;
-    /// `on_begin` is called before.
-    #[inline(always)]
-    fn prepare(
-        &self,
-        seq: Seq,
-        request: &Request,
-        run: &RunFrames,
-        stats: &mut EffectStats,
-        on_begin: impl FnOnce(),
-    ) -> bool {
-        if run.reserved.is_none() {
-            self.verdicts.set(seq, self.verify(request, run, stats));
-            return true;
-        }
-        let Some(begun) = self.verdicts.begin(seq) else {
-            return false;
-        };
-        on_begin();
-        begun.set(self.verify(request, run, stats));
-        true
-    }
-
-    /// The verdict of a request, with [`STORED`] if its payload is stored now.
-    #[inline(always)]
-    fn verify(&self, request: &Request, run: &RunFrames, stats: &mut EffectStats) -> Verdict {
-        let (verdict, is_stored) = prepare_and_store(&self.world, request, run);
-        stats.prepared += 1;
-        if !is_stored {
-            return verdict;
-        }
-        stats.stored_ahead += u64::from(request.digest.len);
-        verdict | STORED
     }
 }
 

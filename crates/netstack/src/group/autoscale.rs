@@ -29,7 +29,11 @@
 //! replica keeps only its thread, which sleeps, and its slot, so while one replica works, no other
 //! has the state.
 
+use core::sync::atomic::Ordering;
+
+use super::worker::ReplicatedWorker;
 use crate::drive::CoreTime;
+use crate::group::FaultHooks;
 use crate::stats::{AutoscaleStats, ScaleReason};
 use crate::time::{Duration, Instant};
 
@@ -449,6 +453,19 @@ impl Autoscaler {
     fn enter(&mut self, phase: ScalePhase) {
         self.phase = phase;
         self.phase_start = self.checks[0];
+    }
+}
+
+impl<T: FaultHooks> ReplicatedWorker<T> {
+    /// Called when a turn begins: if the last one found work, the time from the beginning of that
+    /// one (`self.now`) to now counts as busy.
+    pub(super) fn count_busy(&mut self, now: Instant) {
+        if self.was_busy {
+            // ORDERING: Relaxed: only this worker writes it, and for others it is a measurement.
+            let busy = &self.shared.busy[self.id];
+            let passed = now.since(self.now).as_nanos();
+            busy.store(busy.load(Ordering::Relaxed) + passed, Ordering::Relaxed);
+        }
     }
 }
 

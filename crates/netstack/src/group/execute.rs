@@ -2,10 +2,11 @@
 //!
 //! A worker begins a batch ([`BatchRecords`](dominoes::BatchRecords)) before it performs one of its
 //! effects, performs them in ascending order, and releases the batch before its step ends. Frames
-//! belong to the owner of their chunk, and are begun and built in one go ([`tx`](crate::io::tx)). This file
-//! does the worker's own share: its cursor passes a piece only when that piece is done, by this
-//! worker or by one that stole it. While another worker has begun the work at the cursor, the
-//! cursor waits. Any worker, this one included, can [steal](super::steal) the work after it.
+//! belong to the owner of their chunk, and are begun and built in one go
+//! ([`tx`](crate::io::tx)). This file does the worker's own share: its cursor passes a piece only
+//! when that piece is done, by this worker or by one that stole it. While another worker has begun
+//! the work at the cursor, the cursor waits. Any worker, this one included, can
+//! [steal](super::steal) the work after it.
 
 use dominoes::{BegunBatch, Seq, WorkState};
 
@@ -286,6 +287,96 @@ impl<T: FaultHooks> Drop for Executor<'_, T> {
 }
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
+    /// Performs this worker's share. After each `frame_chunk` frames it tries to send, so that the
+    /// peer need not wait until all of the share is performed.
+    pub(super) fn perform_and_send(&mut self) -> usize {
+        let most_frames = self.shared.layout.tuning.frame_chunk as u32;
+        let mut done = 0;
+        loop {
+            let (performed, last) = self.perform_mine(most_frames);
+            done += performed;
+            if last != Step::Performed {
+                return done;
+            }
+            done += self.send_in_turn(false);
+        }
+    }
+
+    /// Performs this worker's share, up to `most_frames` frames. Returns how many effects, or parts
+    /// of them, that were, and why it ended: as many frames are built (`Performed`), nothing is
+    /// left up to the limit (`End`), or another worker has begun the next piece (`Blocked`).
+    pub(super) fn perform_mine(&mut self, most_frames: u32) -> (usize, Step) {
+        let mut done = 0;
+        let limit = self.perform_limit();
+        let mut executor = self.executor();
+        let before = executor.stats.frames;
+        let last = loop {
+            if executor.cursor.seq >= limit {
+                break Step::End;
+            }
+            let built = (executor.stats.frames - before) as u32;
+            if built >= most_frames {
+                break Step::Performed;
+            }
+            match executor.step(most_frames - built) {
+                Step::Performed => done += 1,
+                Step::Passed => {}
+                last => break last,
+            }
+        };
+        drop(executor);
+        self.stragglers.blocked = last == Step::Blocked;
+        self.post_stats();
+        (done, last)
+    }
+
+    /// Performs this worker's next effect, or the next frame of one. If there is none, or none can
+    /// be performed now, steals late work. Returns whether it performed or stole anything.
+    pub fn perform(&mut self) -> bool {
+        if self.handle_membership() {
+            return false;
+        }
+        let limit = self.perform_limit();
+        let mut executor = self.executor();
+        let last = loop {
+            if executor.cursor.seq >= limit {
+                break Step::End;
+            }
+            match executor.step(1) {
+                Step::Passed => {}
+                last => break last,
+            }
+        };
+        drop(executor);
+        self.stragglers.blocked = last == Step::Blocked;
+        self.post_stats();
+        last == Step::Performed || self.steal_now(1) > 0
+    }
+
+    fn executor(&mut self) -> Executor<'_, T> {
+        Executor {
+            id: self.id,
+            shared: &self.shared,
+            pending: &self.pending,
+            cursor: &mut self.cursor,
+            prepared_bytes: &mut self.prepared_bytes,
+            headers: &mut self.headers,
+            stats: &mut self.stats,
+            hooks: &mut self.hooks,
+            recycler: &mut self.recycler,
+            wakes: Wakes::new(&self.shared.world),
+            begun: None,
+        }
+    }
+
+    /// Posts its counters if its cursor has moved.
+    pub(super) fn post_stats(&mut self) {
+        if self.posted_at != self.cursor.seq {
+            self.posted_at = self.cursor.seq;
+            self.shared.slot_stats[self.id].post(&self.stats);
+        }
+    }
+
     /// The position below which effects may be performed.
     #[inline]
     pub(crate) fn perform_limit(&mut self) -> Seq {

@@ -25,11 +25,11 @@
 use core::sync::atomic::Ordering;
 
 use crossbeam_utils::CachePadded;
-use dominoes::group::MAX_REPLICAS;
+use dominoes::group::{MAX_REPLICAS, WorkerState};
 use dominoes::{TryLock, TryLockGuard};
 use dominoes_drivers::Frame;
 
-use super::queues::QueueOrder;
+use super::queues::{QueueOrder, first_queue};
 use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, GroupLog, ReplicatedShared};
 use crate::io::claim::MAX_CLAIM;
@@ -674,5 +674,146 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         }
         self.return_to_log();
         self.publish_parsed(now)
+    }
+
+    /// [Claims](Self::claim) a batch, [parses](Self::parse) it, and [publishes](Self::publish).
+    /// Returns the larger of what it claimed and what it published. `None` if another worker has
+    /// the receive pump, or if this one is not active or has no replica.
+    pub fn pump(&mut self, now: Instant) -> Option<usize> {
+        let claimed = self.claim(now).unwrap_or(0);
+        self.parse();
+        let published = self.publish(now)?;
+        Some(published.max(claimed))
+    }
+
+    /// Leaves solo mode first. Then, if this worker is active: claims a batch of frames, parses it,
+    /// and publishes parsed batches, unless another worker has the receive pump. A worker that has
+    /// enough to do claims none, and does the rest only if a batch waits to be published. Returns
+    /// how many frames it claimed and what it published, added up.
+    pub fn pump_in_turn(&mut self, now: Instant) -> usize {
+        self.return_to_log();
+        if !self.may_take_frames() {
+            return 0;
+        }
+        if self.has_enough() && !self.shared.batches.is_any_waiting() {
+            return 0;
+        }
+        let is_direct = self.quiet.is_direct() && !self.is_parsing_due();
+        let claimed = match is_direct {
+            true => 0,
+            false => self.claim_and_parse(now),
+        };
+        let Some((done, is_lone)) = self.take_pump(now, is_direct) else {
+            return claimed;
+        };
+        if !is_lone {
+            self.shared.work_event.notify_all();
+        }
+        claimed + done
+    }
+
+    fn claim_and_parse(&mut self, now: Instant) -> usize {
+        let claimed = self.claim_batch(now).unwrap_or(0);
+        self.parse();
+        claimed
+    }
+
+    /// Whether a batch, of this worker or another one, is claimed and not published.
+    #[inline]
+    fn is_parsing_due(&self) -> bool {
+        self.intake.is_busy() || self.shared.batches.is_any_waiting()
+    }
+
+    /// Whether it has so much to do that it need not claim more frames.
+    #[inline]
+    pub(crate) fn has_enough(&self) -> bool {
+        self.prepared_bytes >= self.shared.layout.tuning.ahead_bytes
+    }
+
+    /// Whether it may claim frames and publish.
+    #[inline]
+    pub(crate) fn may_take_frames(&self) -> bool {
+        self.state == WorkerState::Active
+    }
+
+    /// The queues of the device, in the order in which it looks at them now. If it has many used
+    /// frames, it returns them first: their queues may be others than those where it looks.
+    #[inline]
+    pub(super) fn queues(&mut self) -> QueueOrder {
+        let first = match self.shared.queues.len() {
+            1 => 0,
+            count => {
+                if self.recycler.frames.len() > MAX_CLAIM {
+                    self.return_frames();
+                }
+                self.claims = self.claims.wrapping_add(1);
+                let active = self.shared.membership.staying();
+                first_queue(count, (self.id, active), self.claims)
+            }
+        };
+        self.shared.queues.from(first)
+    }
+
+    /// Takes the receive pump for one turn, and wakes the other workers if it published anything.
+    pub(crate) fn publish_parsed(&mut self, now: Instant) -> Option<usize> {
+        let (done, _) = self.take_pump(now, false)?;
+        if done > 0 {
+            self.shared.work_event.notify_all();
+        }
+        Some(done)
+    }
+
+    /// Takes the receive pump for one turn: publishes, and autoscales when that is due. The pump
+    /// uses this worker's recycler, so frames return to the worker that needs them next. Returns
+    /// how much was done, and whether that was lone requests. `None` if another worker has the
+    /// pump. `is_direct`: the pump also claims the next frames, and publishes them at once.
+    #[inline]
+    fn take_pump(&mut self, now: Instant, is_direct: bool) -> Option<(usize, bool)> {
+        let queues = is_direct.then(|| self.queues());
+        let shared = &*self.shared;
+        let mut rx_side = shared.rx.try_take()?;
+        let (pump, mut log) = rx_side.parts(shared, self.id);
+        log.verifies = is_direct.then_some(&mut self.stats);
+        core::mem::swap(&mut pump.recycler, &mut self.recycler);
+        let awaited = self.replica.awaited();
+        let before = (pump.received, pump.stats.frames);
+        let (id, intake, empty_at) = (self.id, &mut self.intake, &mut self.device_empty_at);
+        let is_empty = *empty_at == now;
+        if is_direct {
+            *empty_at = Instant::NEVER;
+        }
+        let done = pump.turn(now, awaited, &mut log, |pump, log| match &queues {
+            None => intake.publish_waiting((shared, is_empty), pump, now, log),
+            Some(queues) => {
+                let device = (queues.clone(), &mut *empty_at);
+                intake.claim_and_publish((shared, id), device, pump, now, log)
+            }
+        });
+        let is_lone = self.quiet.count_published(before, pump, done);
+        core::mem::swap(&mut pump.recycler, &mut self.recycler);
+        if shared.layout.autoscale && rx_side.autoscaler.is_due(now) {
+            shared.autoscale(&mut rx_side.autoscaler, now);
+        }
+        Some((done, is_lone))
+    }
+
+    /// Returns used frames to the device before this worker sleeps. If another worker is claiming
+    /// from their queue, it may need frames, so they are left in the place where it looks for them.
+    pub(crate) fn put_back(&mut self) {
+        if self.recycler.frames.is_empty() {
+            return;
+        }
+        self.return_frames();
+        if !self.recycler.frames.is_empty() {
+            self.shared.world.give_back(&mut self.recycler.frames);
+        }
+    }
+
+    /// Returns used frames to those queues of the device that no other worker has.
+    fn return_frames(&mut self) {
+        let queues = &self.shared.queues;
+        for mut claimer in queues.from(0).filter_map(|queue| queues.try_take(queue)) {
+            claimer.put_back(&mut self.recycler.frames);
+        }
     }
 }

@@ -32,6 +32,11 @@ pub(crate) enum LogMode {
 }
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
+    /// Whether this worker is the only active one, and works without the log.
+    pub fn is_solo(&self) -> bool {
+        self.log_mode == LogMode::Solo
+    }
+
     /// Whether other workers are active, or about to be.
     #[inline]
     pub(crate) fn needs_log(&self) -> bool {

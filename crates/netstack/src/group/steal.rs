@@ -38,14 +38,16 @@
 use dominoes::{Seq, WorkState};
 
 use super::execute::Executor;
-use super::pending::{Applied, PendingEffects, piece};
+use super::pending::{Applied, Cursor, PendingEffects, piece};
+use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, Layout, ReplicatedShared};
 use crate::io::tx::Owner;
+use crate::io::world::Wakes;
 use crate::log::effect::Effect;
 use crate::time::Instant;
 
 /// Effects and frames that one scan takes before the worker does other work.
-pub(crate) const MOST_STOLEN: usize = 64;
+const MOST_STOLEN: usize = 64;
 
 /// Which workers are late, as far as a worker knows.
 pub(crate) struct Stragglers {
@@ -310,6 +312,57 @@ impl<T: FaultHooks> Executor<'_, T> {
         let rest = u64::from(count - self.cursor.frame);
         self.cursor.frame += behind.min(rest) as u32;
         built
+    }
+}
+
+impl<T: FaultHooks> ReplicatedWorker<T> {
+    /// Drops effects that are done, and steals late work, if it is time to check. Returns how much
+    /// was done.
+    #[inline]
+    pub(super) fn steal_if_due(&mut self, idle: bool) -> usize {
+        let pending = self.pending.applied.len();
+        let about = (pending, idle);
+        if !self.stragglers.is_due(self.now, about, &self.shared.layout) {
+            return 0;
+        }
+        self.steal_now(MOST_STOLEN)
+    }
+
+    #[inline(never)]
+    pub(super) fn steal_now(&mut self, most: usize) -> usize {
+        self.forget();
+        if !self.stragglers.check(self.now, &self.shared, &self.pending) {
+            return 0;
+        }
+        let stolen = self.scan(most);
+        self.forget();
+        self.shared.slot_stats[self.id].post(&self.stats);
+        stolen
+    }
+
+    #[cold]
+    fn scan(&mut self, most: usize) -> usize {
+        let limit = self.perform_limit();
+        let mut cursor = Cursor::at_first(&self.pending);
+        let mut executor = Executor {
+            id: self.id,
+            shared: &self.shared,
+            pending: &self.pending,
+            cursor: &mut cursor,
+            prepared_bytes: &mut self.prepared_bytes,
+            headers: &mut self.headers,
+            stats: &mut self.stats,
+            hooks: &mut self.hooks,
+            recycler: &mut self.recycler,
+            wakes: Wakes::new(&self.shared.world),
+            begun: None,
+        };
+        executor.scan(&mut self.stragglers, limit, most)
+    }
+
+    /// Drops pending effects before the cursor that are done.
+    pub(super) fn forget(&mut self) {
+        self.cursor.effect -= self.pending.forget(self.cursor.seq, &self.shared);
     }
 }
 

@@ -4,13 +4,34 @@ use std::sync::Arc;
 
 use dominoes::group::WorkerState;
 
-use super::{ReplicatedWorker, SendWatch};
-use crate::group::FaultHooks;
+use super::ReplicatedWorker;
 use crate::group::pending::Cursor;
 use crate::group::slots::Snapshot;
 use crate::group::steal::Stragglers;
+use crate::group::{FaultHooks, ReplicatedShared};
+use crate::time::Instant;
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
+    /// A worker that is parked from the beginning.
+    pub(crate) fn parked(id: usize, shared: Arc<ReplicatedShared>, hooks: T) -> Self {
+        let nothing = Snapshot::none(shared.world.limits);
+        let mut worker = ReplicatedWorker::new(id, shared, nothing, hooks);
+        worker.state = WorkerState::Parked;
+        worker
+    }
+
+    /// If this worker was notified, handles what changed in the membership. Returns true if it is
+    /// neither active nor leaving afterwards; then the caller does nothing.
+    #[inline]
+    pub(crate) fn handle_membership(&mut self) -> bool {
+        self.shared.membership.is_notified(self.id) && self.handle_notification()
+    }
+
+    /// Whether it is active, and was not asked to leave.
+    pub fn is_active(&self) -> bool {
+        self.state == WorkerState::Active && !self.shared.membership.is_leaving(self.id)
+    }
+
     /// Replaces the replica and all that belongs to its position. The join check comes next.
     fn restart_from(&mut self, snapshot: Snapshot) {
         let Snapshot {
@@ -22,7 +43,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.cursor = Cursor::at_first(&pending);
         self.unposted.clear();
         self.prepared_bytes = 0;
-        self.send_watch = SendWatch::default();
+        (self.unsent_since, self.sent_then) = (Instant::ZERO, 0);
         (self.replica, self.log, self.pending) = (replica, log, pending);
         self.state = WorkerState::JoinCheck;
     }

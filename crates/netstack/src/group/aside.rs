@@ -11,7 +11,7 @@
 
 use dominoes::Seq;
 
-use super::ReplicatedWorker;
+use super::worker::ReplicatedWorker;
 use crate::drive::Worker as _;
 use crate::group::FaultHooks;
 use crate::group::assign::{LONE_BYTES, LONE_FRAMES};
@@ -60,22 +60,6 @@ pub(super) struct Quiet {
     woke_at: Option<Seq>,
 }
 
-/// How much the receive pump has published.
-#[derive(Clone, Copy)]
-pub(super) struct PumpCounts {
-    received: u64,
-    frames: u64,
-}
-
-impl PumpCounts {
-    pub(super) const fn by(pump: &RxPump) -> Self {
-        PumpCounts {
-            received: pump.received,
-            frames: pump.stats.frames,
-        }
-    }
-}
-
 impl Quiet {
     /// Notes a request that was applied.
     #[inline(always)]
@@ -95,20 +79,20 @@ impl Quiet {
         self.lone >= LONE_IN_A_ROW
     }
 
-    /// Notes what the pump has published since `before`, `done` in all. Returns whether that was
-    /// lone requests or nothing.
+    /// Notes what the pump has published, `done` in all, since it had received `bytes` of payload in
+    /// `frames`. Returns whether that was lone requests or nothing.
     #[inline]
     pub(super) fn count_published(
         &mut self,
-        before: PumpCounts,
+        (bytes, frames): (u64, u64),
         pump: &RxPump,
         done: usize,
     ) -> bool {
-        let is_lone = done <= LONE_FRAMES as usize
-            && pump.received - before.received <= u64::from(LONE_BYTES);
+        let is_lone =
+            done <= LONE_FRAMES as usize && pump.received - bytes <= u64::from(LONE_BYTES);
         if done > 0 {
             self.published_lone |= is_lone;
-            self.lone = match is_lone && pump.stats.frames - before.frames <= 1 {
+            self.lone = match is_lone && pump.stats.frames - frames <= 1 {
                 true => self.lone.saturating_add(1),
                 false => 0,
             };

@@ -1,0 +1,140 @@
+//! How a worker prepares requests: it verifies their frames, which yields their verdicts, and stores
+//! payload on the way.
+
+use dominoes::{ReadBatch, Seq};
+
+use super::worker::ReplicatedWorker;
+use crate::group::{FaultHooks, ReplicatedShared};
+use crate::io::prepare::prepare_and_store;
+use crate::io::{BatchRuns, RunFrames};
+use crate::log::request::{MAX_RUN, Request, Verdict};
+use crate::stats::EffectStats;
+
+/// A bit beside a verdict: the payload was stored while it was verified.
+pub(super) const STORED: Verdict = 1 << 61;
+const _: () = assert!(MAX_RUN <= 61);
+
+impl ReplicatedShared {
+    /// Computes the verdict of the request at `seq`, unless it is known or another worker does.
+    /// Returns whether it did. A verdict is computed once if payload is stored on the way;
+    /// `on_begin` is called before.
+    #[inline(always)]
+    fn prepare(
+        &self,
+        seq: Seq,
+        request: &Request,
+        run: &RunFrames,
+        stats: &mut EffectStats,
+        on_begin: impl FnOnce(),
+    ) -> bool {
+        if run.reserved.is_none() {
+            self.verdicts.set(seq, self.verify(request, run, stats));
+            return true;
+        }
+        let Some(begun) = self.verdicts.begin(seq) else {
+            return false;
+        };
+        on_begin();
+        begun.set(self.verify(request, run, stats));
+        true
+    }
+
+    /// The verdict of a request, with [`STORED`] if its payload is stored now.
+    #[inline(always)]
+    pub(super) fn verify(
+        &self,
+        request: &Request,
+        run: &RunFrames,
+        stats: &mut EffectStats,
+    ) -> Verdict {
+        let (verdict, is_stored) = prepare_and_store(&self.world, request, run);
+        stats.prepared += 1;
+        if !is_stored {
+            return verdict;
+        }
+        stats.stored_ahead += u64::from(request.digest.len);
+        verdict | STORED
+    }
+}
+
+impl<T: FaultHooks> ReplicatedWorker<T> {
+    /// Prepares this worker's requests, in order, until `prepared_bytes` reaches `ahead_bytes`.
+    pub(super) fn prepare_mine(&mut self) -> usize {
+        let ReplicatedWorker {
+            id,
+            shared,
+            log,
+            replica,
+            prepared,
+            prepared_bytes,
+            recycler,
+            stats,
+            hooks,
+            ..
+        } = self;
+        let end = log.end();
+        let mut done = 0;
+        let mut reading: Option<ReadBatch<'_, BatchRuns>> = None;
+        *prepared = (*prepared).max(replica.position());
+        while *prepared < end && *prepared_bytes < shared.layout.tuning.ahead_bytes {
+            let seq = *prepared;
+            *prepared += 1;
+            let Some(request) = log.get(seq) else {
+                continue;
+            };
+            if usize::from(request.in_batch.primary) != *id {
+                continue;
+            }
+            *prepared_bytes += request.digest.len as usize;
+            if shared.verdicts.get(seq).is_some() {
+                continue;
+            }
+            let first = request.in_batch.first(seq);
+            if reading.as_ref().is_none_or(|batch| batch.first() != first) {
+                recycler.put_read(reading.take());
+                reading = shared.records.read(first);
+            }
+            let runs = reading.as_ref().map(ReadBatch::value);
+            if let Some(run) = runs.and_then(|runs| runs.get(request.in_batch.index)) {
+                done += usize::from(shared.prepare(seq, request, run, stats, || {
+                    if T::ACTIVE {
+                        hooks.before_preparing(seq);
+                    }
+                }));
+            }
+        }
+        recycler.put_read(reading);
+        done
+    }
+
+    /// Prepares the request at `seq`, whichever worker is its primary, if that is still to be done,
+    /// and this worker has seen it published and not applied it. Returns whether it did.
+    pub fn prepare(&mut self, seq: u64) -> bool {
+        if self.handle_membership() {
+            return false;
+        }
+        self.prepare_one(seq)
+    }
+
+    pub(super) fn prepare_one(&mut self, seq: u64) -> bool {
+        if self.shared.verdicts.get(seq).is_some() {
+            return false;
+        }
+        let Some(request) = self.log.get(seq) else {
+            return false;
+        };
+        let in_batch = request.in_batch;
+        let Some(reading) = self.shared.records.read(in_batch.first(seq)) else {
+            return false;
+        };
+        let done = reading.value().get(in_batch.index).is_some_and(|run| {
+            self.shared.prepare(seq, request, run, &mut self.stats, || {
+                if T::ACTIVE {
+                    self.hooks.before_preparing(seq);
+                }
+            })
+        });
+        self.recycler.put_read(Some(reading));
+        done
+    }
+}
