@@ -689,7 +689,7 @@ impl TcpStream {
         let stream = self.half.stream()?;
         stream.set_send_limit(bytes.unwrap_or(0));
         // Waiting writers may have more room now.
-        stream.waiting().notify_all();
+        stream.room().notify_all();
         Ok(())
     }
 

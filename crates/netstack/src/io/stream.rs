@@ -111,8 +111,10 @@ pub(crate) struct Stream {
     incoming: OnceLock<Incoming>,
     /// The send ring, made when the first byte is written.
     outgoing: OnceLock<ByteRing>,
-    /// The application waits here.
-    pub(crate) waiting: EventCount,
+    /// The application waits here for bytes, or for another status.
+    waiting: EventCount,
+    /// The application waits here for room, or for another status.
+    room: EventCount,
 }
 
 /// The values that the pump stores.
@@ -239,13 +241,31 @@ impl Stream {
             incoming: OnceLock::new(),
             outgoing: OnceLock::new(),
             waiting: EventCount::new(),
+            room: EventCount::new(),
         }
+    }
+
+    fn notify(&self) {
+        self.waiting.notify_all();
+        self.room.notify_all();
     }
 }
 
 impl<'a> StreamRef<'a> {
+    /// Notified of arrived bytes and of another status; of a UDP socket's queue also of room.
     pub(crate) fn waiting(&self) -> &'a EventCount {
         &self.stream.waiting
+    }
+
+    /// Notified of room for more bytes and of another status. It is apart, since a thread that
+    /// reads would wake in vain for all room that another one waits for.
+    pub(crate) fn room(&self) -> &'a EventCount {
+        &self.stream.room
+    }
+
+    /// Wakes all who wait for anything.
+    pub(crate) fn notify(&self) {
+        self.stream.notify();
     }
 
     // What a primary stores.

@@ -467,6 +467,8 @@ pub(crate) struct Wakes<'a> {
     world: &'a World,
     /// [`ConnId::NONE`] while there is none.
     conn: ConnId,
+    has_bytes: bool,
+    has_room: bool,
     socket: Option<ConnId>,
 }
 
@@ -475,17 +477,25 @@ impl<'a> Wakes<'a> {
         Wakes {
             world,
             conn: ConnId::NONE,
+            has_bytes: false,
+            has_room: false,
             socket: None,
         }
     }
 
-    /// Notes a delivery or released room for the application of `conn`.
     #[inline]
-    pub(crate) fn add(&mut self, conn: ConnId) {
+    fn begin(&mut self, conn: ConnId) {
         if self.conn != conn {
             self.wake();
             self.conn = conn;
         }
+    }
+
+    /// Notes a delivery for the application of `conn`.
+    #[inline]
+    pub(crate) fn add(&mut self, conn: ConnId) {
+        self.begin(conn);
+        self.has_bytes = true;
     }
 
     /// Notes a datagram or released room for the application of a UDP socket.
@@ -501,7 +511,10 @@ impl<'a> Wakes<'a> {
     #[inline]
     pub(crate) fn after(&mut self, effect: &Effect) {
         match effect {
-            Effect::Release { conn, .. } | Effect::Numbered { conn, .. } => self.add(*conn),
+            Effect::Release { conn, .. } | Effect::Numbered { conn, .. } => {
+                self.begin(*conn);
+                self.has_room = true;
+            }
             Effect::Sent { socket, .. } => self.add_socket(*socket),
             _ => {}
         }
@@ -516,8 +529,15 @@ impl<'a> Wakes<'a> {
 
     fn wake(&mut self) {
         let conn = core::mem::replace(&mut self.conn, ConnId::NONE);
+        let bytes = core::mem::take(&mut self.has_bytes);
+        let room = core::mem::take(&mut self.has_room);
         if let Some(stream) = self.world.streams.get(conn) {
-            stream.waiting().notify_all();
+            if bytes {
+                stream.waiting().notify_all();
+            }
+            if room {
+                stream.room().notify_all();
+            }
         }
     }
 }

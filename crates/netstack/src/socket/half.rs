@@ -124,7 +124,7 @@ impl Half {
             ..AppRequest::default()
         });
         if let Ok(stream) = self.stream() {
-            stream.waiting().notify_all();
+            stream.room().notify_all();
         }
     }
 
@@ -224,7 +224,7 @@ impl Half {
         };
         while !over() {
             until.left()?;
-            until.wait(&self.world, stream.waiting(), &mut || over());
+            until.wait(&self.world, stream.room(), &mut || over());
         }
         Ok(())
     }

@@ -224,7 +224,7 @@ impl WriteHalf {
     /// Returns the stream, reserved for this writer, if it may be written to.
     fn begin(&self) -> Result<Turn<'_>, SocketError> {
         let stream = self.half.stream()?;
-        let turn = self.half.writer.take_or(self.user, stream.waiting(), || {
+        let turn = self.half.writer.take_or(self.user, stream.room(), || {
             stream.fell_short();
         })?;
         if *turn {
@@ -259,9 +259,7 @@ impl WriteHalf {
     pub(super) fn write_waiting(&self, from: &[IoSlice<'_>]) -> Result<usize, SocketError> {
         let stream = self.half.stream()?;
         let until = self.half.write_wait.begin();
-        until.retry(&self.half.world, stream.waiting(), || {
-            self.write_parts(from)
-        })
+        until.retry(&self.half.world, stream.room(), || self.write_parts(from))
     }
 }
 
@@ -311,7 +309,7 @@ impl Drop for Reserved<'_> {
         self.writing = None;
         let half = &self.writer.half;
         if let Ok(stream) = half.stream() {
-            drop(half.writer.take(self.writer.user, stream.waiting()));
+            drop(half.writer.take(self.writer.user, stream.room()));
         }
     }
 }

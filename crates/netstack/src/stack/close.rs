@@ -164,14 +164,14 @@ impl World {
         };
         let arrived = || self.streams.get(conn).is_none() || is_so(stream.status());
         loop {
-            let key = stream.waiting().prepare();
+            let key = stream.room().prepare();
             if arrived() {
                 return true;
             }
             let Ok(left) = until.left() else {
                 return false;
             };
-            stream.waiting().wait(key, left);
+            stream.room().wait(key, left);
         }
     }
 

@@ -1,7 +1,11 @@
 //! Stacks driven by hand, so each event is known in advance.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 
+use dominoes::Watch;
 use dominoes_netstack::Limits;
 use dominoes_netstack::poller::Source;
 use dominoes_netstack::poller::direct::Watchable;
@@ -211,6 +215,46 @@ fn a_watch_finds_a_connection_whose_socket_has_taken_the_answer() {
             !sight.readable && !sight.read_closed,
             "{variant}: {sight:?}"
         );
+    }
+}
+
+/// Counts the news about which it is asked.
+#[derive(Debug, Default)]
+struct Asked(AtomicU32);
+
+impl Watch for Asked {
+    fn is_due(&self) -> bool {
+        self.0.fetch_add(1, Relaxed);
+        false
+    }
+
+    fn fire(self: Arc<Self>) {}
+}
+
+/// News for one half would wake a thread that waits at the other one in vain.
+#[test]
+fn room_is_no_news_for_a_reader_nor_are_bytes_for_a_writer() {
+    for variant in VARIANTS {
+        let (mut pair, _listener, ours, mut theirs) = connected(variant);
+        let (reader, mut writer) = ours.split();
+        fill(&mut pair, |bytes| writer.try_write(bytes));
+        let asked: [Arc<Asked>; 2] = Default::default();
+        let halves = [Watchable::new(&reader), Watchable::new(&writer)];
+        for (half, asked) in halves.iter().zip(&asked) {
+            half.watch(&(Arc::clone(asked) as _));
+        }
+        assert!(drain(&mut theirs) > 0);
+        pair.settle();
+        let asks = asked.each_ref().map(|asked| asked.0.swap(0, Relaxed));
+        assert!(asks[0] == 0 && asks[1] > 0, "{variant}: room {asks:?}");
+        theirs.try_write(b"bytes").unwrap();
+        pair.settle();
+        let asks = asked.each_ref().map(|asked| asked.0.swap(0, Relaxed));
+        assert!(asks[0] > 0 && asks[1] == 0, "{variant}: bytes {asks:?}");
+        drop(theirs);
+        pair.settle();
+        let asks = asked.each_ref().map(|asked| asked.0.load(Relaxed));
+        assert!(asks[0] > 0 && asks[1] > 0, "{variant}: the end {asks:?}");
     }
 }
 

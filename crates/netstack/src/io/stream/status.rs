@@ -126,7 +126,7 @@ impl StreamRef<'_> {
     fn set_status(&self, bits: u32) {
         // ORDERING: Release, pairs with the Acquire in `status`.
         self.stream.stack.status.fetch_or(bits, Ordering::Release);
-        self.waiting().notify_all();
+        self.notify();
     }
 
     pub(crate) fn status(&self) -> ConnectionStatus {

@@ -271,7 +271,7 @@ impl Streams {
         // stream which is being made now, and is not seen here, sees that the stack is shut down.
         fence(Ordering::SeqCst);
         for stream in self.table.all() {
-            stream.waiting.notify_all();
+            stream.notify();
         }
     }
 }

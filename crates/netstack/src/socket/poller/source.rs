@@ -322,29 +322,35 @@ impl Target {
 
     /// Calls `each` with every event count of the socket; does nothing if the socket is gone.
     fn each_event(&self, each: impl Fn(&EventCount)) {
-        if let Target::Datagrams { worlds, socket, .. } = self {
-            let queues = worlds.iter().map(|world| world.queues.streams.get(*socket));
-            queues.flatten().for_each(|queue| each(queue.waiting()));
-        } else {
-            self.event().inspect(|event| each(event));
-        }
-    }
-
-    /// The event count of a socket that has one queue.
-    fn event(&self) -> Option<&EventCount> {
+        let each_of = |world: &World, conn, can: Interest| {
+            let Some(stream) = world.streams.get(conn) else {
+                return;
+            };
+            if can.0 & Interest::READABLE.0 != 0 {
+                each(stream.waiting());
+            }
+            if can.0 & Interest::WRITABLE.0 != 0 {
+                each(stream.room());
+            }
+        };
         match self {
-            Target::Stream { world, conn, .. } => Some(world.streams.get(*conn)?.waiting()),
-            Target::Datagrams { .. } => None,
-            Target::Listener { news, .. } => Some(&news.event),
-            Target::Echo { queues, .. } => Some(&queues.event),
+            Target::Stream {
+                world, conn, can, ..
+            } => each_of(world, *conn, *can),
+            Target::Datagrams { worlds, socket, .. } => {
+                let queues = worlds.iter().map(|world| world.queues.streams.get(*socket));
+                queues.flatten().for_each(|queue| each(queue.waiting()));
+            }
+            Target::Listener { news, .. } => each(&news.event),
+            Target::Echo { queues, .. } => each(&queues.event),
             Target::Opening {
                 world,
                 answered,
                 opened,
                 ..
             } => match opened.get() {
-                Some(conn) => Some(world.streams.get(*conn)?.waiting()),
-                None => Some(answered),
+                Some(conn) => each_of(world, *conn, Interest::BOTH),
+                None => each(answered),
             },
         }
     }

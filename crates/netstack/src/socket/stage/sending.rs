@@ -69,7 +69,7 @@ impl<C: Codec> Stage<C> {
     ) -> Result<usize, C::Error> {
         let until = self.half.write_wait.begin();
         let half = &self.half;
-        until.retry(&half.world, half.stream()?.waiting(), || self.write(from))
+        until.retry(&half.world, half.stream()?.room(), || self.write(from))
     }
 
     /// Makes units of as much of `from` as there is room for. Seals them, or leaves that to
@@ -322,7 +322,7 @@ impl<C: Codec> Stage<C> {
             if let Some(end) = end {
                 stream.publish_written(end);
                 world.raise(&stream);
-                stream.waiting().notify_all();
+                stream.room().notify_all();
             }
             if let Some(fault) = failed {
                 self.fail(&stream, fault);
@@ -337,7 +337,7 @@ impl<C: Codec> Stage<C> {
                     shutdown: true,
                     ..AppRequest::default()
                 });
-                stream.waiting().notify_all();
+                stream.room().notify_all();
             }
         });
     }
@@ -346,7 +346,7 @@ impl<C: Codec> Stage<C> {
     fn fail(&self, stream: &StreamRef<'_>, fault: C::Fault) {
         if self.failed.set(fault).is_ok() {
             self.abort();
-            stream.waiting().notify_all();
+            stream.notify();
         }
     }
 

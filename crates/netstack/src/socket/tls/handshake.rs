@@ -340,7 +340,7 @@ impl TlsHandshake {
     fn write(&mut self, waits: bool) -> Result<usize, SocketError> {
         let half = Arc::clone(self.stream.half());
         let until = self.patience(waits, &half.write_wait);
-        until.retry(&half.world, half.stream()?.waiting(), || {
+        until.retry(&half.world, half.stream()?.room(), || {
             self.stream.try_write(&self.outgoing[self.sent..])
         })
     }
