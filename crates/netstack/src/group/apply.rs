@@ -11,16 +11,16 @@ use core::panic::AssertUnwindSafe;
 use std::panic::{catch_unwind, resume_unwind};
 
 use dominoes::group::WorkerState;
-use dominoes::{Seq, WorkState};
+use dominoes::{Seq, Spin, Subscription, WorkState};
 
 use super::execute::{Executor, Step};
 use super::pending::{Applied, Cursor, PendingEffects};
 use super::prepare::STORED;
 use super::worker::ReplicatedWorker;
-use crate::group::FaultHooks;
+use crate::group::{FaultHooks, ReplicatedShared};
 use crate::io::world::Wakes;
-use crate::log::effect::Effect;
-use crate::log::request::{Request, Verdict};
+use crate::log::effect::{Effect, EffectSink};
+use crate::log::request::Request;
 use crate::state::apply::ReplicaState;
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
@@ -45,6 +45,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             hooks,
             recycler,
             effects,
+            in_hooks,
             ..
         } = self;
         let shared = &**shared;
@@ -75,25 +76,21 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let frames_end = executor.stats.frames + u64::from(most_frames);
         let mut seq = from;
         let posts = &shared.posts;
-        // Whether a panic comes from applying a request.
-        let mut is_applying = false;
+        let mut recovered = None;
         loop {
             let batch = || {
                 while seq < end && executor.stats.frames < frames_end {
-                    let Some(request) = log.get(seq) else { break };
-                    let found = shared.verdicts.get(seq);
                     let mut changed = None;
-                    let Some((request, verdict, is_stored)) =
-                        ready(executor.hooks, replica, seq, request, found, &mut changed)
-                    else {
+                    let found = recovered.take().map(|request| (request, false));
+                    let Some((request, is_stored)) = found.or_else(|| {
+                        let change = |hooks: &mut T, effects: &mut Vec<_>| {
+                            hooks.change_effects(seq, effects);
+                        };
+                        let hooks = (&mut *executor.hooks, &mut *in_hooks, &mut changed, change);
+                        apply(hooks, replica, (shared, log, seq), effects)
+                    }) else {
                         break;
                     };
-                    is_applying = true;
-                    replica.apply_unguarded(request, verdict, effects);
-                    is_applying = false;
-                    if T::ACTIVE {
-                        executor.hooks.change_effects(seq, effects);
-                    }
                     seq += 1;
                     if posts.is_due(seq) {
                         shared.post(*id, seq, replica.post(seq / posts.every()));
@@ -107,22 +104,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             };
             match catch_unwind(AssertUnwindSafe(batch)) {
                 Ok(()) => break,
-                Err(panic) => match log.get(seq) {
-                    Some(request) if is_applying && replica.position() == seq + 1 => {
-                        is_applying = false;
-                        replica.recover(panic, request, effects);
-                        seq += 1;
-                        if posts.is_due(seq) {
-                            shared.post(*id, seq, replica.post(seq / posts.every()));
-                        }
-                        let frames = replica.frames().next;
-                        let applied = Applied::new(request, effects.len() as u32, false, frames);
-                        if !executor.perform_at_once(applied, effects, pending, frames_end) {
-                            break;
-                        }
-                    }
-                    _ => resume_unwind(panic),
-                },
+                Err(panic) => {
+                    recovered = Some(recover(panic, *in_hooks, replica, (log, seq), effects));
+                }
             }
         }
         drop(executor);
@@ -143,7 +127,14 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             };
             match catch_unwind(AssertUnwindSafe(batch)) {
                 Ok(()) => break,
-                Err(panic) => self.after_panic(panic),
+                Err(panic) => {
+                    let seq = self.pending.end();
+                    let (replica, at) = (&mut self.replica, (&self.log, seq));
+                    let request = recover(panic, self.in_hooks, replica, at, &mut self.pending);
+                    let frames = self.replica.frames().next;
+                    self.pending.commit(request, false, frames);
+                    self.post_if_due(seq + 1);
+                }
             }
             done += 1;
         }
@@ -151,21 +142,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             self.log.advance_to(self.replica.position());
         }
         done
-    }
-
-    /// If the panic came from applying a request, completes that request; else resumes the panic.
-    #[cold]
-    fn after_panic(&mut self, panic: Box<dyn Any + Send>) {
-        let seq = self.pending.end();
-        match self.log.get(seq) {
-            Some(request) if self.replica.position() == seq + 1 && !self.in_hooks => {
-                self.replica.recover(panic, request, &mut self.pending);
-                let frames = self.replica.frames().next;
-                self.pending.commit(request, false, frames);
-                self.post_if_due(seq + 1);
-            }
-            _ => resume_unwind(panic),
-        }
     }
 
     /// If any worker is late: prepares the next request on behalf of its primary, and applies it.
@@ -187,26 +163,16 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     #[inline]
     pub(crate) fn apply_one(&mut self) -> bool {
         let seq = self.replica.position();
-        let Some(request) = self.log.get(seq) else {
-            return false;
-        };
-        let found = self.shared.verdicts.get(seq);
         let mut changed = None;
-        let replica = &mut self.replica;
-        let Some((request, verdict, is_stored)) =
-            ready(&mut self.hooks, replica, seq, request, found, &mut changed)
+        let change = |hooks: &mut T, pending: &mut PendingEffects| {
+            pending.change_uncommitted(|effects| hooks.change_effects(seq, effects));
+        };
+        let hooks = (&mut self.hooks, &mut self.in_hooks, &mut changed, change);
+        let at = (&*self.shared, &self.log, seq);
+        let Some((request, is_stored)) = apply(hooks, &mut self.replica, at, &mut self.pending)
         else {
             return false;
         };
-        self.replica
-            .apply_unguarded(request, verdict, &mut self.pending);
-        if T::ACTIVE {
-            // A panic in here is not one of the connection.
-            self.in_hooks = true;
-            self.pending
-                .change_uncommitted(|effects| self.hooks.change_effects(seq, effects));
-            self.in_hooks = false;
-        }
         let frames = self.replica.frames().next;
         self.pending.commit(request, is_stored, frames);
         self.quiet.note(request);
@@ -238,29 +204,61 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     }
 }
 
-/// The `request` at `seq` with its verdict, and whether its payload is stored, if the verdict is
-/// known. The hooks of a test may change all of them.
+/// Applies the request at `seq`, whose effects go to `out`, if its verdict is known. Returns it, and
+/// whether its payload is stored. The hooks of a test, if it has any, may change the state and the
+/// verdict, the request (into `changed`), and by `change` its effects.
 #[inline(always)]
-pub(super) fn ready<'a, T: FaultHooks>(
-    hooks: &mut T,
+fn apply<'a, T: FaultHooks, S: EffectSink>(
+    (hooks, in_hooks, changed, change): (
+        &mut T,
+        &mut bool,
+        &'a mut Option<Request>,
+        impl FnOnce(&mut T, &mut S),
+    ),
     replica: &mut ReplicaState,
-    seq: Seq,
-    request: &'a Request,
-    found: Option<Verdict>,
-    changed: &'a mut Option<Request>,
-) -> Option<(&'a Request, Verdict, bool)> {
+    (shared, log, seq): (&ReplicatedShared, &'a Subscription<Request, Spin>, Seq),
+    out: &mut S,
+) -> Option<(&'a Request, bool)> {
+    let mut request = log.get(seq)?;
     // `STORED`, a bit in the word of the verdict, means that the worker that verified the checksum
     // copied the payload into the receive ring as well.
+    let found = shared.verdicts.get(seq);
     let is_stored = found.is_some_and(|found| found & STORED != 0);
-    let verdict = found.map(|found| found & !STORED);
-    if !T::ACTIVE {
-        return Some((request, verdict?, is_stored));
+    let mut verdict = found.map(|found| found & !STORED);
+    if T::ACTIVE {
+        hooks.change_state(seq, replica);
+        let changed = changed.insert(*request);
+        verdict = Some(hooks.change_verdict(seq, verdict, changed)?);
+        hooks.change_request(seq, changed);
+        request = changed;
     }
-    hooks.change_state(seq, replica);
-    let changed = changed.insert(*request);
-    let verdict = hooks.change_verdict(seq, verdict, changed)?;
-    hooks.change_request(seq, changed);
-    Some((changed, verdict, is_stored))
+    replica.apply_unguarded(request, verdict?, out);
+    if T::ACTIVE {
+        // A panic in here is not one of the connection.
+        *in_hooks = true;
+        change(hooks, out);
+        *in_hooks = false;
+    }
+    Some((request, is_stored))
+}
+
+/// If the panic came from applying the request at `seq`, completes that request, whose effects are
+/// in `out`, and returns it; else resumes the panic.
+#[cold]
+fn recover<'a>(
+    panic: Box<dyn Any + Send>,
+    in_hooks: bool,
+    replica: &mut ReplicaState,
+    (log, seq): (&'a Subscription<Request, Spin>, Seq),
+    out: &mut impl EffectSink,
+) -> &'a Request {
+    match log.get(seq) {
+        Some(request) if replica.position() == seq + 1 && !in_hooks => {
+            replica.recover(panic, request, out);
+            request
+        }
+        _ => resume_unwind(panic),
+    }
 }
 
 impl<T: FaultHooks> Executor<'_, T> {

@@ -215,11 +215,7 @@ impl<T: FaultHooks> Executor<'_, T> {
             let begun = world.tx.begin(first + u64::from(from), most);
             begun.inspect_err(|why| stats.diverged += u64::from(*why == WorkState::Free))
         };
-        let mut before = || {
-            if T::ACTIVE {
-                hooks.before_performing(seq, effect);
-            }
-        };
+        let mut before = || hooks.before_performing(seq, effect);
         match effect {
             Effect::Transmit(transmit) => {
                 let begun = begin(transmit.first_frame, most.min(transmit.count - from))?;
@@ -243,11 +239,9 @@ impl<T: FaultHooks> Executor<'_, T> {
     pub(crate) fn execute(&mut self, applied: &Applied, effect: &Effect) {
         let shared = self.shared;
         let seq = self.cursor.seq;
-        if T::ACTIVE {
-            self.hooks.before_performing(seq, effect);
-            if self.hooks.finishes_early(seq) {
-                return self.finish_batch();
-            }
+        self.hooks.before_performing(seq, effect);
+        if self.hooks.finishes_early(seq) {
+            return self.finish_batch();
         }
         let begun = self.begun.as_ref();
         let run = begun.and_then(|begun| begun.value().get(applied.in_batch.index));

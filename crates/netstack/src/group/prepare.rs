@@ -96,11 +96,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             }
             let runs = reading.as_ref().map(ReadBatch::value);
             if let Some(run) = runs.and_then(|runs| runs.get(request.in_batch.index)) {
-                done += usize::from(shared.prepare(seq, request, run, stats, || {
-                    if T::ACTIVE {
-                        hooks.before_preparing(seq);
-                    }
-                }));
+                let on_begin = || hooks.before_preparing(seq);
+                done += usize::from(shared.prepare(seq, request, run, stats, on_begin));
             }
         }
         recycler.put_read(reading);
@@ -128,11 +125,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             return false;
         };
         let done = reading.value().get(in_batch.index).is_some_and(|run| {
-            self.shared.prepare(seq, request, run, &mut self.stats, || {
-                if T::ACTIVE {
-                    self.hooks.before_preparing(seq);
-                }
-            })
+            let on_begin = || self.hooks.before_preparing(seq);
+            (self.shared).prepare(seq, request, run, &mut self.stats, on_begin)
         });
         self.recycler.put_read(Some(reading));
         done

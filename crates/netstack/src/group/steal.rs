@@ -261,7 +261,7 @@ impl<T: FaultHooks> Executor<'_, T> {
                 {
                     Err(WorkState::Begun)
                 }
-                WorkState::Free if T::ACTIVE && self.hooks.steals_unbegun(seq) => Ok(()),
+                WorkState::Free if self.hooks.steals_unbegun(seq) => Ok(()),
                 WorkState::Free => self.begin_piece(applied, number),
                 state => Err(state),
             }
