@@ -261,7 +261,7 @@ impl<T: FaultHooks> Executor<'_, T> {
             }
             Effect::Queue(queue) => {
                 match run {
-                    Some(run) => perform::queue(&shared.world, queue, run.frames(), self.stats),
+                    Some(run) => perform::queue(&shared.world, queue, run, self.stats),
                     None => self.stats.diverged += 1,
                 }
                 self.wakes.add_socket(queue.socket);

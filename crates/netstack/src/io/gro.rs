@@ -879,7 +879,7 @@ pub(super) mod tests {
     /// How many frames the run that ends now has.
     fn taken(run: &mut OpenRun) -> usize {
         let (run, _) = take(run).expect("a run has begun");
-        run.frames().len()
+        run.len()
     }
 
     #[test]
@@ -1154,7 +1154,7 @@ pub(super) mod tests {
         assert!(run.push(&tcp, [2; 6], &frame, 0));
         let verdict = run.finish();
         let (run, request) = (run.frames(&ClaimedFrames::new(vec![frame])), run.request);
-        assert_eq!((request.digest.count, run.frames().len()), (1, 1));
+        assert_eq!((request.digest.count, run.len()), (1, 1));
         assert_eq!(verdict, None);
         assert_eq!(crate::io::prepare::prepare(&request, &run), 0);
     }

@@ -8,10 +8,10 @@ mod datagrams;
 mod frames;
 
 use crate::error::SocketError;
+use crate::io::RunFrames;
 use crate::io::accept::Ready;
 use crate::io::stream::{AppRequest, StreamRef};
 use crate::io::world::{HintUpdate, OpenResult, Wakes, World};
-use crate::io::{Frames, RunFrames};
 use crate::log::effect::{Deliver, Effect};
 use crate::log::request::{ConnId, Request};
 use crate::stats::EffectStats;
@@ -41,7 +41,7 @@ pub(crate) fn all<'a>(
                 build(world, transmit, (0, transmit.count), headers, stats);
             }
             Effect::Queue(datagrams) => {
-                queue(world, datagrams, run.frames(), stats);
+                queue(world, datagrams, run, stats);
                 wakes.add_socket(datagrams.socket);
             }
             Effect::Send(send) => {
@@ -77,15 +77,14 @@ pub(crate) fn deliver(
     // A run that is in the ring already needs no copy.
     if !(is_stored && run.lies_at(place)) {
         stream.set_first_sequence(run.seq - place as u32);
-        let frames = run.frames();
-        let is_one_piece = frames.len() == 1 && deliver.run_offset == 0;
+        let is_one_piece = run.len() == 1 && deliver.run_offset == 0;
         let whole = is_one_piece.then(|| {
-            let payload = frames.get(0)?.bytes().get(layout.1..)?;
+            let payload = run.get(0)?.bytes().get(layout.1..)?;
             payload.get(..deliver.len as usize)
         });
         if let Some(Some(payload)) = whole {
             stream.store(deliver, 0, payload);
-        } else if copy_pieces(&stream, deliver, layout, frames).is_none() {
+        } else if copy_pieces(&stream, deliver, layout, run).is_none() {
             stats.diverged += 1;
             return;
         }
@@ -108,22 +107,27 @@ fn copy_pieces(
     stream: &StreamRef<'_>,
     deliver: &Deliver,
     (seg_len, payload_offset): (u32, usize),
-    frames: Frames<'_>,
+    run: &RunFrames,
 ) -> Option<()> {
     let seg_len = seg_len.max(1);
+    let in_a_row = run.consecutive();
     let mut done = 0;
     while done < deliver.len {
         let at = deliver.run_offset + done;
         // Only a run of a single segment may end with its longest one, so the index is always
         // right.
-        let index = ((at / seg_len) as usize).min(frames.len().saturating_sub(1));
+        let index = ((at / seg_len) as usize).min(run.len().saturating_sub(1));
         let within = (at - index as u32 * seg_len) as usize;
-        let frame = frames.get(index)?.bytes();
+        let frame = match in_a_row {
+            Some(frames) => frames.get(index),
+            None => run.get(index),
+        };
+        let frame = frame?.bytes();
         let payload = frame.get(payload_offset + within..)?;
         // A short frame may have padding after its payload: each segment of a run except the
         // last has `seg_len` bytes.
         let left = (deliver.len - done) as usize;
-        let here = if index + 1 < frames.len() {
+        let here = if index + 1 < run.len() {
             left.min(seg_len as usize - within)
         } else {
             left

@@ -5,8 +5,8 @@
 
 use dominoes_drivers::{Frame, RxChecksum};
 
+use crate::io::RunFrames;
 use crate::io::world::World;
-use crate::io::{Frames, RunFrames};
 use crate::log::request::{Request, RequestKind, Verdict};
 use crate::packet as wire;
 use crate::packet::UDP;
@@ -31,8 +31,8 @@ pub(crate) fn prepare_and_store(
     let stored = world.streams.get(request.digest.hint).and_then(|stream| {
         stream.store_ahead(place, request.digest.len, |to| {
             // All segments of a run are of one family.
-            let (cpu, frames) = (world.cpu, run.frames());
-            if let Some([frame]) = frames.consecutive() {
+            let cpu = world.cpu;
+            if let Some([frame]) = run.consecutive() {
                 let frame = frame.bytes();
                 let is_good = verify_and_copy_v4(cpu, frame, &mut *to);
                 return is_good
@@ -40,8 +40,7 @@ pub(crate) fn prepare_and_store(
                     .map(Verdict::from);
             }
             let len = request.layout().0 as usize;
-            store::<false>(cpu, frames, len, &mut *to)
-                .or_else(|| store::<true>(cpu, frames, len, to))
+            store::<false>(cpu, run, len, &mut *to).or_else(|| store::<true>(cpu, run, len, to))
         })
     });
     match stored {
@@ -55,18 +54,18 @@ pub(crate) fn prepare_and_store(
 #[inline(never)]
 fn store<const IS_V6: bool>(
     cpu: Cpu,
-    frames: Frames<'_>,
+    run: &RunFrames,
     seg_len: usize,
     to: &mut [u8],
 ) -> Option<Verdict> {
-    match frames.consecutive() {
+    match run.consecutive() {
         Some(frames) => cpu.run(Storing::<IS_V6, _> {
             frames: frames.iter(),
             seg_len,
             to,
         }),
         None => cpu.run(Storing::<IS_V6, _> {
-            frames: frames.iter(),
+            frames: run.iter(),
             seg_len,
             to,
         }),
@@ -145,16 +144,16 @@ fn sum_of_head_v6(frame: &[u8], len: usize) -> Option<(Sum, &[u8])> {
 /// Which segments of a run have a good checksum, one bit each.
 pub(crate) fn prepare(request: &Request, run: &RunFrames) -> Verdict {
     match request.digest.kind {
-        RequestKind::Segments => verdict(run.frames().iter()),
-        RequestKind::Datagrams => datagrams(run.frames()),
+        RequestKind::Segments => verdict(run.iter()),
+        RequestKind::Datagrams => datagrams(run),
         RequestKind::Tick | RequestKind::Command => 0,
     }
 }
 
 /// As [`verdict`], of UDP datagrams.
-fn datagrams(frames: Frames<'_>) -> Verdict {
+fn datagrams(run: &RunFrames) -> Verdict {
     let good = |frame: &Frame| is_verified_by_device(frame) || datagram_is_good(frame.bytes());
-    let bits = frames.iter().enumerate().take(16);
+    let bits = run.iter().enumerate().take(16);
     bits.fold(0, |verdict, (i, frame)| {
         verdict | Verdict::from(good(frame)) << i
     })

@@ -140,13 +140,40 @@ impl RunFrames {
         self.batch.take()
     }
 
-    /// Its frames.
+    /// How many frames.
     #[inline(always)]
-    pub(crate) fn frames(&self) -> Frames<'_> {
-        Frames {
-            batch: self.batch.as_ref().map_or(&[], |batch| &batch[..]),
-            indices: &self.indices,
+    pub(crate) fn len(&self) -> usize {
+        self.indices.len()
+    }
+
+    /// Frame `i`.
+    #[inline(always)]
+    pub(crate) fn get(&self, i: usize) -> Option<&Frame> {
+        match self.indices.scattered {
+            None => self.consecutive()?.get(i),
+            Some(_) => self.iter().nth(i),
         }
+    }
+
+    /// The frames, in order, if they are consecutive in their batch.
+    #[inline(always)]
+    pub(crate) fn consecutive(&self) -> Option<&[Frame]> {
+        let first = usize::from(self.indices.first);
+        let frames = self.all().get(first..first + self.len())?;
+        self.indices.scattered.is_none().then_some(frames)
+    }
+
+    /// The frames, in order.
+    #[inline(always)]
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Frame> {
+        let batch = self.all();
+        self.indices.iter().filter_map(|index| batch.get(index))
+    }
+
+    /// The frames of its batch.
+    #[inline(always)]
+    fn all(&self) -> &[Frame] {
+        self.batch.as_ref().map_or(&[], |batch| &batch[..])
     }
 
     /// Whether the payload was stored at offset `place` of the receive stream, if it was stored.
@@ -182,45 +209,6 @@ impl BatchRuns {
             BatchRuns::One(run) => (index == 0).then_some(run),
             BatchRuns::Parsed(runs) => runs.get(usize::from(index)),
         }
-    }
-}
-
-/// The frames of a request, in their batch.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Frames<'a> {
-    batch: &'a [Frame],
-    indices: &'a Indices,
-}
-
-impl<'a> Frames<'a> {
-    /// How many frames.
-    #[inline(always)]
-    pub(crate) fn len(&self) -> usize {
-        self.indices.len()
-    }
-
-    /// Frame `i` of the request.
-    #[inline(always)]
-    pub(crate) fn get(&self, i: usize) -> Option<&'a Frame> {
-        match self.indices.scattered {
-            None => self.consecutive()?.get(i),
-            Some(_) => self.iter().nth(i),
-        }
-    }
-
-    /// The frames, in the order of the request, if they are consecutive in their batch.
-    #[inline(always)]
-    pub(crate) fn consecutive(&self) -> Option<&'a [Frame]> {
-        let first = usize::from(self.indices.first);
-        let frames = self.batch.get(first..first + self.len())?;
-        self.indices.scattered.is_none().then_some(frames)
-    }
-
-    /// The frames, in the order of the request.
-    #[inline(always)]
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &'a Frame> + use<'a> {
-        let batch = self.batch;
-        self.indices.iter().filter_map(|index| batch.get(index))
     }
 }
 
@@ -326,12 +314,11 @@ mod tests {
         let batch = ClaimedFrames::new((0..MAX_CLAIM as u8).map(frame).collect());
         let found = |indices: Indices| {
             let run = RunFrames::new(&batch, indices, SeqNum(0), None);
-            let frames = run.frames();
-            let each = Vec::from_iter(frames.iter().map(|frame| frame.bytes()[0]));
-            let by_number = (0..frames.len()).map(|i| frames.get(i).unwrap().bytes()[0]);
+            let each = Vec::from_iter(run.iter().map(|frame| frame.bytes()[0]));
+            let by_number = (0..run.len()).map(|i| run.get(i).unwrap().bytes()[0]);
             assert!(by_number.eq(each.iter().copied()));
-            assert!(frames.get(frames.len()).is_none());
-            (each, frames.consecutive().is_some())
+            assert!(run.get(run.len()).is_none());
+            (each, run.consecutive().is_some())
         };
         let mut indices = Indices::default();
         assert_eq!(found(indices), (vec![], true));

@@ -340,7 +340,7 @@ impl RxPump {
             *known = to;
             Some(written)
         });
-        let frames = run.frames().iter();
+        let frames = run.iter();
         let frames = frames.map(|frame| frame.bytes().to_vec()).collect();
         let entry = Entry {
             request: *request,

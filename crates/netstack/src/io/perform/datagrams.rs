@@ -3,7 +3,7 @@
 use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxMeta};
 
 use super::frames::flow_label;
-use crate::io::Frames;
+use crate::io::RunFrames;
 use crate::io::stream::{Parts, StreamRef};
 use crate::io::tx::BegunFrames;
 use crate::io::world::World;
@@ -20,12 +20,12 @@ use crate::udp::record::{self, More, RecordHeader};
 /// Offset of the checksum field in a UDP header.
 const CHECKSUM_AT: u16 = 6;
 
-/// Copies the datagrams that `queue` names from a run's `frames` into the queue, each after its
+/// Copies the datagrams that `queue` names from the frames of `run` into the queue, each after its
 /// record header.
-pub(crate) fn queue(world: &World, queue: &Queue, frames: Frames<'_>, stats: &mut EffectStats) {
+pub(crate) fn queue(world: &World, queue: &Queue, run: &RunFrames, stats: &mut EffectStats) {
     match queue.arrived {
-        None => queue_as::<false>(world, queue, frames, stats),
-        Some(_) => queue_as::<true>(world, queue, frames, stats),
+        None => queue_as::<false>(world, queue, run, stats),
+        Some(_) => queue_as::<true>(world, queue, run, stats),
     }
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn queue(world: &World, queue: &Queue, frames: Frames<'_>, stats: &mu
 fn queue_as<const MORE: bool>(
     world: &World,
     queue: &Queue,
-    frames: Frames<'_>,
+    run: &RunFrames,
     stats: &mut EffectStats,
 ) {
     let Some(stream) = world.queues.streams.get(queue.socket) else {
@@ -45,7 +45,7 @@ fn queue_as<const MORE: bool>(
     match &queue.lengths {
         Lengths::Each(lens) => {
             for i in (0..MAX_DATAGRAMS).filter(|i| queue.take & 1 << i != 0) {
-                let frame = frames.get(i).map_or(&[][..], |frame| frame.bytes());
+                let frame = run.get(i).map_or(&[][..], |frame| frame.bytes());
                 let datagram = wire::udp_datagram(frame);
                 let datagram = datagram.filter(|found| found.payload.len() == lens[i].into());
                 let Some(datagram) = datagram else {
@@ -57,7 +57,7 @@ fn queue_as<const MORE: bool>(
             }
         }
         Lengths::Merged(merged) => {
-            let frame = frames.get(0).map_or(&[][..], |frame| frame.bytes());
+            let frame = run.get(0).map_or(&[][..], |frame| frame.bytes());
             let Some(datagrams) = datagrams_of(frame, *merged) else {
                 stats.diverged += 1;
                 return;

@@ -42,7 +42,7 @@ struct Held {
 
 /// The memory that a waiting run takes, in bytes.
 fn cost(run: &RunFrames) -> usize {
-    let frames = run.frames().iter();
+    let frames = run.iter();
     let bytes: usize = frames.map(|frame| frame.len() + FRAME_OVERHEAD).sum();
     bytes + size_of::<Held>()
 }
@@ -50,7 +50,7 @@ fn cost(run: &RunFrames) -> usize {
 /// A copy of a run, which does not hold buffers of the device.
 fn copied(run: &RunFrames) -> RunFrames {
     let copy = |frame: &Frame| Frame::from_buffer(frame.bytes().into(), 0, frame.len(), frame.meta);
-    RunFrames::of(run.frames().iter().map(copy).collect(), run.seq)
+    RunFrames::of(run.iter().map(copy).collect(), run.seq)
 }
 
 impl Unanswered {

@@ -223,7 +223,7 @@ impl<K: LockKind> Log for Intake<'_, K> {
         if request.digest.kind.has_frames() {
             let Batch { free, times, .. } = &mut *self.batch;
             self.shared.sessions.refer(times);
-            message = (self.shared.free_messages).take(run.frames().get(0), free, times);
+            message = (self.shared.free_messages).take(run.get(0), free, times);
         }
         self.batch.items.push(Item {
             position,

@@ -398,7 +398,7 @@ fn deliver(
                 wakes.add(piece.conn);
             }
             Effect::Queue(datagrams) => {
-                perform::queue(world, datagrams, run.frames(), stats);
+                perform::queue(world, datagrams, run, stats);
                 wakes.add_socket(datagrams.socket);
             }
             _ => {}
