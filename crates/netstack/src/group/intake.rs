@@ -202,7 +202,7 @@ impl WaitingBatches {
             };
             // Only a worker that has this slot can take this number, and all others find the
             // slot taken until the batch is there.
-            // ORDERING: Release, pairs with the Acquire in `is_any_waiting` and `oldest`.
+            // ORDERING: Release, pairs with the Acquire in `is_any_waiting`.
             let taken = self.claimed.count.compare_exchange(
                 number,
                 number + 1,
@@ -219,23 +219,26 @@ impl WaitingBatches {
         }
     }
 
-    /// Puts the contents of batch `number` into its slot. Returns them if another worker did
-    /// that before, or if the slot is taken at this moment: then the caller must retry.
-    fn put(&self, number: u64, parsed: Box<Parsed>) -> Put {
+    /// Puts the contents of batch `number` into its slot. Returns them if another worker did that
+    /// before.
+    ///
+    /// # Errors
+    /// Returns them, too, if the slot is taken at this moment: then the caller must retry.
+    fn put(&self, number: u64, parsed: Box<Parsed>) -> Result<Option<Box<Parsed>>, Box<Parsed>> {
         // ORDERING: Acquire, pairs with the Release in `free_oldest`.
         if self.published.load(Ordering::Acquire) > number {
-            return Put::Late(parsed);
+            return Ok(Some(parsed));
         }
         let Some(mut slot) = self.slot(number).try_take() else {
-            return Put::Again(parsed);
+            return Err(parsed);
         };
         // The slot may hold a later batch by now.
         match &*slot {
             WaitingSlot::Claimed(batch, _) if parsed.is_of(batch) => {
                 *slot = WaitingSlot::Parsed(parsed);
-                Put::Done
+                Ok(None)
             }
-            _ => Put::Late(parsed),
+            _ => Ok(Some(parsed)),
         }
     }
 
@@ -255,29 +258,22 @@ impl WaitingBatches {
         }
     }
 
-    /// The slot of the oldest batch that is not published. The caller has the receive pump.
+    /// The slot of the oldest batch that is not published, if there is one; `None` if another worker
+    /// looks at it at this moment. The caller has the receive pump.
     #[inline]
-    fn oldest(&self) -> Oldest<'_> {
+    fn oldest(&self) -> Option<TryLockGuard<'_, WaitingSlot>> {
         // ORDERING: Relaxed: only the worker that has the receive pump changes it.
-        let number = self.published.load(Ordering::Relaxed);
-        // ORDERING: Acquire, pairs with the Release in `claim`.
-        if number == self.claimed.count.load(Ordering::Acquire) {
-            return Oldest::None;
-        }
-        match self.slot(number).try_take() {
-            Some(content) => Oldest::Slot(OldestSlot { number, content }),
-            None => Oldest::Taken,
-        }
+        self.slot(self.published.load(Ordering::Relaxed)).try_take()
     }
 
-    /// Frees the slot of a batch after publishing. Returns the batch's contents.
+    /// Frees the slot of the oldest batch after publishing. Returns the batch's contents.
     #[inline]
-    fn free_oldest(&self, mut oldest: OldestSlot<'_>) -> Option<Box<Parsed>> {
-        let number = oldest.number;
-        let WaitingSlot::Parsed(parsed) = core::mem::take(&mut *oldest.content) else {
+    fn free_oldest(&self, mut slot: TryLockGuard<'_, WaitingSlot>) -> Option<Box<Parsed>> {
+        let WaitingSlot::Parsed(parsed) = core::mem::take(&mut *slot) else {
             return None;
         };
-        drop(oldest);
+        drop(slot);
+        let number = self.published.load(Ordering::Relaxed);
         // ORDERING: Release, pairs with the Acquire in `claim` and `put`.
         self.published.store(number + 1, Ordering::Release);
         Some(parsed)
@@ -295,31 +291,6 @@ impl WaitingBatches {
             _ => Instant::NEVER,
         }
     }
-}
-
-/// The oldest batch that is not published.
-enum Oldest<'a> {
-    /// There is none.
-    None,
-    /// Another worker looks at it at this moment.
-    Taken,
-    /// Here it is.
-    Slot(OldestSlot<'a>),
-}
-
-/// The slot of the oldest batch that is not published, taken.
-struct OldestSlot<'a> {
-    number: u64,
-    content: TryLockGuard<'a, WaitingSlot>,
-}
-
-/// The outcome of an attempt to put a result into its slot.
-enum Put {
-    Done,
-    /// Another worker was first.
-    Late(Box<Parsed>),
-    /// The slot was taken at that moment.
-    Again(Box<Parsed>),
 }
 
 /// A worker's part of the three steps.
@@ -407,13 +378,11 @@ impl Intake {
     ) -> (usize, bool) {
         let waiting = &shared.batches;
         let mut done = 0;
-        loop {
-            let mut oldest = match waiting.oldest() {
-                Oldest::None => return (done, is_device_empty),
-                Oldest::Taken => return (done, false),
-                Oldest::Slot(oldest) => oldest,
+        while waiting.is_any_waiting() {
+            let Some(mut slot) = waiting.oldest() else {
+                return (done, false);
             };
-            let WaitingSlot::Parsed(parsed) = &mut *oldest.content else {
+            let WaitingSlot::Parsed(parsed) = &mut *slot else {
                 return (done, false);
             };
             let Some(commands) = pump.commands_before_batch(now, log) else {
@@ -426,7 +395,7 @@ impl Intake {
                 pump.stats.log_full += u64::from(!waits);
                 return (done, waits);
             }
-            let Some(parsed) = waiting.free_oldest(oldest) else {
+            let Some(parsed) = waiting.free_oldest(slot) else {
                 return (done, false);
             };
             pump.stats.frames += parsed.batch.as_ref().map_or(0, |batch| batch.len()) as u64;
@@ -434,6 +403,7 @@ impl Intake {
             pump.stats.helped += u64::from(parsed.is_helped);
             self.recycle(parsed, &mut pump.recycler);
         }
+        (done, is_device_empty)
     }
 
     /// Claims frames from the `queues` of the device and publishes them in one step, for worker
@@ -657,9 +627,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         }
         if let Some((number, parsed)) = intake.parsed.take() {
             match shared.batches.put(number, parsed) {
-                Put::Done => {}
-                Put::Late(parsed) => intake.recycle(parsed, recycler),
-                Put::Again(parsed) => intake.parsed = Some((number, parsed)),
+                Ok(None) => {}
+                Ok(Some(late)) => intake.recycle(late, recycler),
+                Err(parsed) => intake.parsed = Some((number, parsed)),
             }
         }
         done

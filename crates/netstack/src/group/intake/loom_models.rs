@@ -43,9 +43,8 @@ fn parse(worker: u8, batch: &ClaimedFrames) -> Box<Parsed> {
 fn put(waiting: &WaitingBatches, number: u64, mut parsed: Box<Parsed>) -> bool {
     loop {
         match waiting.put(number, parsed) {
-            Put::Done => return true,
-            Put::Late(_) => return false,
-            Put::Again(again) => parsed = again,
+            Ok(late) => return late.is_none(),
+            Err(again) => parsed = again,
         }
         thread::yield_now();
     }
@@ -62,12 +61,14 @@ fn help(waiting: &WaitingBatches, worker: u8) -> bool {
 /// Publishes all parsed batches. Returns each with the worker that parsed it.
 fn publish(waiting: &WaitingBatches) -> Vec<(u64, u8)> {
     let mut published = Vec::new();
-    while let Oldest::Slot(slot) = waiting.oldest() {
-        let WaitingSlot::Parsed(parsed) = &*slot.content else {
+    while waiting.is_any_waiting()
+        && let Some(slot) = waiting.oldest()
+    {
+        let WaitingSlot::Parsed(parsed) = &*slot else {
             break;
         };
         published.push((parsed.segments - 1, parsed.worker));
-        waiting.publish(slot);
+        waiting.free_oldest(slot);
     }
     published
 }
