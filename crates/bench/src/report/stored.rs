@@ -265,7 +265,10 @@ mod tests {
             "search, receive",
             "`iperf3`, we receive and search for 100 strings",
         ),
-        ("ingest, receive", "`curl -T`, we hash (BLAKE3) and search"),
+        (
+            "ingest, receive",
+            "`curl -T`, the server hashes (BLAKE3), searches",
+        ),
     ];
     const ROOT_HEAD: &str = "\
         | client | Linux | 1 replica | default |\n\
