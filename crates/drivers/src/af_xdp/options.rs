@@ -30,7 +30,7 @@ crate::settings! {
         /// Whether the kernel may finish checksums of frames that we send, where it supports that
         /// for AF_XDP (Linux 6.8 and later, when frames are copied). Default: yes.
         pub offloads: bool = true;
-        /// How frames leave. Default: [`XdpTransmit::Ring`].
+        /// How frames leave. Default: [`XdpTransmit::Packet`].
         pub transmit: XdpTransmit = XdpTransmit::default();
         /// Whether to open the device although the kernel owns an address of
         /// [`Redirect::Addresses`]. Frames to that address come to us, so the kernel does not
@@ -70,14 +70,14 @@ pub enum XdpBind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum XdpTransmit {
-    /// Through the socket's send ring.
-    #[default]
+    /// Through the socket's send ring, which takes frames no longer than the MTU. Where the kernel
+    /// copies them, it makes a packet of each, and a veth wakes the receiver for each.
     Ring,
-    /// Through a packet socket, unless the network card reads the shared memory itself. Where the
-    /// kernel copies frames anyway, a packet socket can also divide segments and compute checksums
-    /// (with [`offloads`](AfXdpOptions::offloads)), and a veth delivers the segments together. The
-    /// send ring takes frames no longer than the MTU, and a veth delivers each of them alone and
-    /// wakes the receiver for each.
+    /// Through a packet socket, unless the network card reads the shared memory itself. The kernel
+    /// copies frames either way, but the socket also takes frames of up to 64 KiB, which the kernel
+    /// or the card divides into segments, and leaves checksums to them (with
+    /// [`offloads`](AfXdpOptions::offloads)).
+    #[default]
     Packet,
 }
 

@@ -7,7 +7,7 @@ use super::rings::{mapping_of, send_experiments};
 use super::support::packet::{self, experiment, is_experiment};
 use super::support::{Port, TIMEOUT, named};
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
-use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, Redirect, XdpBind, XdpMode};
+use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, Redirect, XdpBind, XdpMode, XdpTransmit};
 use dominoes_drivers::tap::Tap;
 use dominoes_drivers::{Device, DeviceError, TxFrame};
 use dominoes_testkit::packet::v6;
@@ -37,6 +37,11 @@ pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
     let name = "packet::a_guarded_address_may_be_the_kernels";
     trials.push(missing.xdp(name, a_guarded_address_may_be_the_kernels));
     trials
+}
+
+/// Options for a device that sends through its ring.
+pub(crate) fn ring_options() -> AfXdpOptions {
+    AfXdpOptions::default().transmit(XdpTransmit::Ring)
 }
 
 pub(crate) fn open_xdp(interface: &str, options: &AfXdpOptions) -> Port {
@@ -106,7 +111,7 @@ fn the_kernel_keeps_what_is_not_ours() {
     let kernels = Ipv4Addr::new(10, 78, veth.subnet, 3);
     ip(&format!("addr add {kernels}/24 dev {}", veth.left));
     for mode in [XdpMode::Native, XdpMode::Generic] {
-        let options = AfXdpOptions::default().mode(mode).address(ours);
+        let options = ring_options().mode(mode).address(ours);
         let mut port = open_xdp(&veth.left, &options);
         let mut right = veth.open_right();
         for address in [kernels, ours] {
@@ -122,9 +127,9 @@ fn the_kernel_keeps_what_is_not_ours() {
             !packet::is_arp_request(&frame, ours)
         });
     }
-    let error = AfXdp::open(&veth.left, &AfXdpOptions::default().address(kernels)).unwrap_err();
+    let error = AfXdp::open(&veth.left, &ring_options().address(kernels)).unwrap_err();
     assert!(matches!(error, DeviceError::AddressInUse { .. }), "{error}");
-    let options = AfXdpOptions::default().address(kernels).guard(true);
+    let options = ring_options().address(kernels).guard(true);
     drop(open_xdp(&veth.left, &options));
 }
 
@@ -166,10 +171,7 @@ fn the_kernel_keeps_what_is_not_ours_of_ipv6() {
     ip(&format!("addr add {kernels}/64 dev {} nodad", veth.left));
     for mode in [XdpMode::Native, XdpMode::Generic] {
         let ipv4 = veth.peer().our_address();
-        let options = AfXdpOptions::default()
-            .mode(mode)
-            .address(ipv4)
-            .address(ours);
+        let options = ring_options().mode(mode).address(ipv4).address(ours);
         let mut port = open_xdp(&veth.left, &options);
         let mut right = veth.open_right();
         for target in [kernels, ours] {
@@ -194,15 +196,12 @@ fn the_kernel_keeps_what_is_not_ours_of_ipv6() {
         (vec![], "1 to 64 addresses"),
         (vec![ours.into(); 65], "1 to 64 addresses"),
     ] {
-        let options = AfXdpOptions::default().redirect(Redirect::Addresses(addresses));
+        let options = ring_options().redirect(Redirect::Addresses(addresses));
         let error = AfXdp::open(&veth.left, &options).unwrap_err();
         assert!(error.to_string().contains(complaint), "{error}");
     }
     let most = Redirect::Addresses(vec![ours.into(); 64]);
-    drop(open_xdp(
-        &veth.left,
-        &AfXdpOptions::default().redirect(most),
-    ));
+    drop(open_xdp(&veth.left, &ring_options().redirect(most)));
 }
 
 fn the_program_follows_addresses_that_come_and_go() {
@@ -211,7 +210,7 @@ fn the_program_follows_addresses_that_come_and_go() {
     let (first, second, kernels) = (address(1), address(4), address(3));
     ip(&format!("addr add {kernels}/24 dev {}", veth.left));
     for mode in [XdpMode::Native, XdpMode::Generic] {
-        let options = AfXdpOptions::default().mode(mode).address(first);
+        let options = ring_options().mode(mode).address(first);
         let device = AfXdp::open(&veth.left, &options).unwrap();
         let filter = device.address_filter().unwrap();
         let mut port = Port::new(device);
@@ -265,7 +264,7 @@ fn several_queues_share_their_memory() {
     let queues = "numtxqueues 4 numrxqueues 4";
     let veth = Veth::with(queues, queues);
     let peer = veth.peer();
-    let options = AfXdpOptions::default().address(peer.our_address());
+    let options = ring_options().address(peer.our_address());
     let devices = AfXdp::open_queues(&veth.left, &options, 4).unwrap();
     let mut ports: Vec<_> = devices.into_iter().map(Port::new).collect();
     let mut kept = Vec::new();
@@ -273,7 +272,7 @@ fn several_queues_share_their_memory() {
     // Frames return to their own queue even if another device releases them.
     ports[3].rx.release(&mut kept);
     peer.hears_every_queue(&mut ports);
-    let error = AfXdp::open_queues(&veth.right, &AfXdpOptions::default(), 9).unwrap_err();
+    let error = AfXdp::open_queues(&veth.right, &ring_options(), 9).unwrap_err();
     assert!(error.to_string().contains("no such queue"), "{error}");
 }
 
@@ -282,7 +281,7 @@ fn long_frames_pass_in_pieces() {
     for interface in [&veth.left, &veth.right] {
         ip(&format!("link set {interface} mtu 9000"));
     }
-    let options = AfXdpOptions::default();
+    let options = ring_options();
     let mut left = open_xdp(&veth.left, &options);
     let mut right = veth.open_right();
     assert_eq!(left.caps.mtu, 9000);
@@ -306,7 +305,7 @@ fn long_frames_pass_in_pieces() {
 
 fn frames_lie_where_nobody_can_write_and_may_be_kept() {
     let veth = Veth::new();
-    let mut port = open_xdp(&veth.left, &AfXdpOptions::default().rx_chunks(64));
+    let mut port = open_xdp(&veth.left, &ring_options().rx_chunks(64));
     let mut other = veth.open_right();
     let mut kept = Vec::new();
     for number in 0..500 {
@@ -331,7 +330,7 @@ fn frames_lie_where_nobody_can_write_and_may_be_kept() {
 
 fn a_burst_beyond_the_ring_is_counted() {
     let veth = Veth::new();
-    let mut port = open_xdp(&veth.left, &AfXdpOptions::default().rx_chunks(64));
+    let mut port = open_xdp(&veth.left, &ring_options().rx_chunks(64));
     let mut other = veth.open_right();
     let count = 300;
     send_experiments(&mut other, &port, 0..count);
@@ -365,7 +364,7 @@ fn opened_and_closed_again_and_again() {
     let veth = Veth::new();
     for mode in [XdpMode::Native, XdpMode::Generic, XdpMode::Auto] {
         for _ in 0..3 {
-            let options = AfXdpOptions::default().mode(mode);
+            let options = ring_options().mode(mode);
             let mut port = open_xdp(&veth.left, &options);
             assert!(has_program(&veth.left));
             let mut other = veth.open_right();
@@ -397,7 +396,7 @@ fn a_program_that_starts_meanwhile_keeps_none_open() {
             }
         });
         for _ in 0..10 {
-            drop(AfXdp::open(&veth.left, &AfXdpOptions::default()).unwrap());
+            drop(AfXdp::open(&veth.left, &ring_options()).unwrap());
             assert!(!has_program(&veth.left));
             for _ in 0..3 {
                 let _held = Tap::open(&tap).unwrap();
@@ -413,14 +412,11 @@ fn a_program_that_starts_meanwhile_keeps_none_open() {
 fn what_cannot_be_had_is_named() {
     let veth = Veth::new();
     let open = |options: AfXdpOptions| AfXdp::open(&veth.left, &options).unwrap_err().to_string();
-    let error = open(AfXdpOptions::default().bind(XdpBind::ZeroCopy));
+    let error = open(ring_options().bind(XdpBind::ZeroCopy));
     assert!(error.contains("XdpBind::Copy"), "{error}");
-    let _first = open_xdp(
-        &veth.left,
-        &AfXdpOptions::default().redirect(Redirect::Everything),
-    );
-    let error = open(AfXdpOptions::default());
+    let _first = open_xdp(&veth.left, &ring_options().redirect(Redirect::Everything));
+    let error = open(ring_options());
     assert!(error.contains("xdp off"), "{error}");
-    let error = AfXdp::open("not-there", &AfXdpOptions::default()).unwrap_err();
+    let error = AfXdp::open("not-there", &ring_options()).unwrap_err();
     assert!(matches!(error, DeviceError::NoSuchInterface { .. }));
 }

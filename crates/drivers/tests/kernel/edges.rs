@@ -4,10 +4,10 @@ use std::env;
 use std::process::Command;
 
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
-use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, XdpMode};
+use dominoes_drivers::af_xdp::{AfXdp, XdpMode};
 use dominoes_drivers::{Gso, GsoKind, RxChecksum, TxChecksum, TxFrame, TxMeta, complete_checksum};
 
-use super::af_xdp::open_xdp;
+use super::af_xdp::{open_xdp, ring_options};
 use super::interfaces::{Veth, ip};
 use super::support::packet::{self, experiment, is_experiment};
 use super::support::{Port, TIMEOUT};
@@ -74,7 +74,7 @@ fn datagram(
 fn an_unfinished_checksum() {
     let veth = Veth::new();
     for trust in [false, true] {
-        let options = AfXdpOptions::default().trust_checksums(trust);
+        let options = ring_options().trust_checksums(trust);
         let device = AfXdp::open(&veth.left, &options).unwrap();
         assert!(
             device
@@ -109,7 +109,7 @@ fn an_unfinished_checksum() {
 
 fn several_segments_at_once() {
     let veth = Veth::new();
-    let mut port = open_xdp(&veth.left, &AfXdpOptions::default().mode(XdpMode::Generic));
+    let mut port = open_xdp(&veth.left, &ring_options().mode(XdpMode::Generic));
     let mut other = veth.open_right();
     let (bytes, meta) = datagram(&veth, &other, &port, 20_000, Some(1000));
     assert!(matches!(
@@ -140,7 +140,7 @@ fn several_segments_at_once() {
 
 fn a_shrunken_mtu() {
     let veth = Veth::new();
-    let mut port = open_xdp(&veth.left, &AfXdpOptions::default());
+    let mut port = open_xdp(&veth.left, &ring_options());
     let mut other = veth.open_right();
     ip(&format!("link set {} mtu 1000", veth.left));
     ip(&format!("link set {} mtu 1000", veth.right));
@@ -165,7 +165,7 @@ fn a_checksum_over_pieces() {
     for interface in [&veth.left, &veth.right] {
         ip(&format!("link set {interface} mtu 9000"));
     }
-    let mut port = open_xdp(&veth.left, &AfXdpOptions::default());
+    let mut port = open_xdp(&veth.left, &ring_options());
     assert!(port.caps.tx_checksum, "copied frames can have it done");
     let peer = veth.peer();
     peer.introduce(port.mac);
@@ -185,7 +185,7 @@ fn a_checksum_over_pieces() {
 fn a_long_burst() {
     const FRAMES: u32 = 500;
     let veth = Veth::new();
-    let mut port = open_xdp(&veth.left, &AfXdpOptions::default());
+    let mut port = open_xdp(&veth.left, &ring_options());
     let options = AfPacketOptions::default().ring(RxRing::Blocks);
     let mut other = Port::new(AfPacket::open(&veth.right, options).unwrap());
     let burst: Vec<_> = (0..FRAMES)

@@ -12,7 +12,7 @@ use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, XdpMode};
 use dominoes_drivers::tap::Tap;
 use dominoes_drivers::{DeviceError, TxFrame};
 
-use super::af_xdp::{arp_request, has_program, is_arp_reply};
+use super::af_xdp::{arp_request, has_program, is_arp_reply, ring_options};
 use super::interfaces::{Veth, bring_up, ip, try_ip};
 use super::support::packet::{experiment, is_experiment};
 use super::support::{Port, TIMEOUT};
@@ -68,9 +68,9 @@ pub(crate) fn flood(kind: &str, interface: &str) -> Result<(), DeviceError> {
             let options = AfPacketOptions::default().address(address).guard(true);
             vec![Port::new(AfPacket::open(interface, options)?)]
         }
-        "xdp_native" => vec![xdp(AfXdpOptions::default().mode(XdpMode::Native))?],
-        "xdp_generic" => vec![xdp(AfXdpOptions::default().mode(XdpMode::Generic))?],
-        "xdp_promiscuous" => vec![xdp(AfXdpOptions::default().mac(MacChoice::Local))?],
+        "xdp_native" => vec![xdp(ring_options().mode(XdpMode::Native))?],
+        "xdp_generic" => vec![xdp(ring_options().mode(XdpMode::Generic))?],
+        "xdp_promiscuous" => vec![xdp(ring_options().mac(MacChoice::Local))?],
         "tap" => vec![Port::new(Tap::open(interface)?)],
         _ => {
             let devices = Tap::open_queues(interface, &Tap::options(), 2)?;
@@ -182,7 +182,7 @@ fn on_veth(kind: &'static str) {
     }
     // Its queue is free, after the moment that the kernel needs.
     if kind.starts_with("xdp") {
-        drop(AfXdp::open(&veth.left, &AfXdpOptions::default()).unwrap());
+        drop(AfXdp::open(&veth.left, &ring_options()).unwrap());
     }
 }
 

@@ -24,10 +24,10 @@ mod tap;
 #[path = "tun.rs"]
 mod tun;
 
-use af_xdp::open_xdp;
+use af_xdp::{open_xdp, ring_options};
 use dominoes_drivers::DeviceError;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
-use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, XdpMode, XdpTransmit};
+use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, XdpMode};
 use dominoes_drivers::tap::Tap;
 use dominoes_drivers::tun::Tun;
 use interfaces::{TapInterface, Veth, enter_namespace, ip, try_ip};
@@ -144,7 +144,7 @@ fn pairs(missing: &Missing) -> Vec<Trial> {
             let prefix = format!("{mode:?}").to_lowercase();
             trials.push(missing.xdp(&format!("xdp_{prefix}_pair::{name}"), move || {
                 let veth = Veth::new();
-                let options = AfXdpOptions::default().mode(mode);
+                let options = ring_options().mode(mode);
                 let left = open_xdp(&veth.left, &options);
                 test(left, open_xdp(&veth.right, &options));
             }));
@@ -173,13 +173,13 @@ fn pairs(missing: &Missing) -> Vec<Trial> {
         );
         trials.push(missing.xdp(&format!("xdp_and_packet::{name}"), move || {
             let veth = Veth::new();
-            let left = open_xdp(&veth.left, &AfXdpOptions::default());
+            let left = open_xdp(&veth.left, &ring_options());
             test(left, veth.open_right());
         }));
         trials.push(
             missing.xdp(&format!("xdp_sending_packets::{name}"), move || {
                 let veth = Veth::new();
-                let options = AfXdpOptions::default().transmit(XdpTransmit::Packet);
+                let options = AfXdpOptions::default();
                 let left = open_xdp(&veth.left, &options);
                 test(left, veth.open_right());
             }),
@@ -188,7 +188,7 @@ fn pairs(missing: &Missing) -> Vec<Trial> {
             let veth = Veth::new();
             // The peer must not leave checksums or segments unfinished, as we could not detect it.
             let options = AfPacketOptions::default().offloads(false);
-            let right = open_xdp(&veth.right, &AfXdpOptions::default());
+            let right = open_xdp(&veth.right, &ring_options());
             test(
                 Port::new(AfPacket::open(&veth.left, options).unwrap()),
                 right,

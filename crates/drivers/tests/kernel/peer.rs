@@ -1,13 +1,13 @@
 //! Devices whose other end is the kernel's stack.
 
-use super::af_xdp::open_xdp;
+use super::af_xdp::{open_xdp, ring_options};
 use super::interfaces::{Peer, TapInterface, Veth, bring_up, ip, tun, wait_until_running};
 use super::support::packet::{self, ACK, Path, RST, SYN, Tcp, experiment};
 use super::support::{Port, TIMEOUT, named};
 use super::tun::adopted;
 use super::{Missing, RINGS};
 use dominoes_drivers::af_packet::AfPacketOptions;
-use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, XdpTransmit};
+use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions};
 use dominoes_drivers::tap::Tap;
 use dominoes_drivers::tun::Tun;
 use dominoes_drivers::{DeviceError, GsoKind, RxChecksum, RxChecksumSupport, TxFrame};
@@ -45,7 +45,7 @@ pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
             trials.push(missing.xdp(&format!("xdp::{name}"), move || {
                 let veth = Veth::new();
                 let peer = veth.peer();
-                let options = AfXdpOptions::default().address(peer.our_address());
+                let options = ring_options().address(peer.our_address());
                 test(open_xdp(&veth.left, &options), peer);
             }));
         }
@@ -54,9 +54,7 @@ pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
                 missing.xdp(&format!("xdp_sending_packets::{name}"), move || {
                     let veth = Veth::new();
                     let peer = veth.peer();
-                    let options = AfXdpOptions::default()
-                        .address(peer.our_address())
-                        .transmit(XdpTransmit::Packet);
+                    let options = AfXdpOptions::default().address(peer.our_address());
                     test(open_xdp(&veth.left, &options), peer);
                 }),
             );
@@ -120,8 +118,7 @@ pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
             let peer = veth.peer();
             let options = AfXdpOptions::default()
                 .address(peer.our_address())
-                .trust_checksums(true)
-                .transmit(XdpTransmit::Packet);
+                .trust_checksums(true);
             tcp_leaves_in_large_frames(Port::new(AfXdp::open(&veth.left, &options).unwrap()), peer);
         }),
     ]);
