@@ -367,6 +367,8 @@ pub struct FrameNumbers {
     pub limit: u64,
     /// Frames 0..`sent` have been taken by the device.
     pub sent: u64,
+    /// `limit` grows once so many are sent.
+    pub next_credit: u64,
     /// Limits resets in answer to segments that no connection accepts.
     pub resets: RateLimit,
     /// Limits challenge ACKs (RFC 5961).
@@ -393,9 +395,19 @@ impl FrameNumbers {
     #[inline]
     pub fn update_sent(&mut self, sent: u64, limits: &Limits) {
         if sent > self.sent {
-            let slots = u64::from(limits.tx_slots);
             self.sent = sent;
-            self.limit = (sent & !(tx_chunk(slots) - 1)) + slots;
+            if sent >= self.next_credit {
+                self.update_limit(limits);
+            }
         }
+    }
+
+    /// At most once a chunk: nearly every request of a bulk transfer carries a new count.
+    #[cold]
+    fn update_limit(&mut self, limits: &Limits) {
+        let slots = u64::from(limits.tx_slots);
+        let chunk = tx_chunk(slots);
+        let sent = self.sent & !(chunk - 1);
+        (self.limit, self.next_credit) = (sent + slots, sent + chunk);
     }
 }

@@ -46,7 +46,7 @@ impl ReplicaState {
         add(self.applied());
         add(u64::from(self.group.index) << 16 | u64::from(self.group.count));
         add(self.frames.next);
-        add(self.frames.limit);
+        add(self.frames.limit ^ self.frames.next_credit.rotate_left(32));
         add(self.next_deadline.as_nanos());
         add(self.next_sent);
         for place in &self.places {

@@ -1,7 +1,7 @@
 use super::*;
 
-use crate::config::Settings;
-use crate::log::effect::{Effect, Transmit};
+use crate::config::{Settings, tx_chunk};
+use crate::log::effect::{Effect, FrameNumbers, Transmit};
 use crate::log::request::{Address, Binding, Endpoint, NetworkError};
 
 const US: Address = Address::ipv4(10, 0, 0, 1);
@@ -455,4 +455,24 @@ fn a_counter_that_differs_shows_in_both_fingerprints() {
     assert_ne!(replica.whole_fingerprint(), other.whole_fingerprint());
     let differ = |turn: &u64| replica.post(*turn) != other.post(*turn);
     assert_eq!((0..16 * StateStats::COUNT as u64).filter(differ).count(), 2);
+}
+
+#[test]
+fn credit_grows_by_whole_chunks_of_transmit_slots() {
+    for slots in [4, 64, 512, 4096] {
+        let limits = Limits {
+            tx_slots: slots,
+            ..Limits::default()
+        };
+        let (slots, mut frames) = (u64::from(slots), FrameNumbers::default());
+        let chunk = tx_chunk(slots);
+        // Counts grow by steps of all sizes, and may come late.
+        for sent in (0..300).flat_map(|step| [step * step / 20, step * step / 40]) {
+            frames.update_sent(sent, &limits);
+            if frames.sent > 0 {
+                assert_eq!(frames.limit, frames.sent / chunk * chunk + slots);
+            }
+        }
+        assert_eq!(frames.sent, 299 * 299 / 20);
+    }
 }
