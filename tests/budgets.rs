@@ -29,12 +29,12 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 const PARTS: [Part; 10] = [
     part("crates/dominoes", 23_086, 17_000),
     part("crates/drivers", 24_969, 20_000),
-    part("crates/netstack/proto", 36_744, 31_000),
+    part("crates/netstack/proto", 36_776, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
-        ..part("crates/netstack", 69_424, 45_000)
+        ..part("crates/netstack", 69_626, 45_000)
     },
-    part("crates/bench", 32_391, 21_000),
+    part("crates/bench", 32_393, 21_000),
     part("crates/preload", 8_746, 4_000),
     part("crates/testkit", 3_500, 3_000),
     part("tests", 21_604, 11_500),

@@ -96,13 +96,7 @@ pub trait Worker: Send {
     /// another worker does something.
     #[inline]
     fn turn(&mut self, now: Instant) -> usize {
-        if let Err(done) = self.begin(Some(now)) {
-            return done;
-        }
-        let received = self.receive(now);
-        let done = received + work(self);
-        self.end(done);
-        done
+        turn(self, now)
     }
 
     /// A turn without new frames, news and time. Returns how much was done.
@@ -237,9 +231,20 @@ pub trait Worker: Send {
     }
 }
 
+/// All steps of a turn. [`Worker::turn`] of a worker may leave out those that find nothing.
+#[inline]
+pub(crate) fn turn(worker: &mut (impl Worker + ?Sized), now: Instant) -> usize {
+    if let Err(done) = worker.begin(Some(now)) {
+        return done;
+    }
+    let done = worker.receive(now) + work(worker);
+    worker.end(done);
+    done
+}
+
 /// The steps of a turn that need neither frames nor time.
 #[inline]
-fn work(worker: &mut (impl Worker + ?Sized)) -> usize {
+pub(crate) fn work(worker: &mut (impl Worker + ?Sized)) -> usize {
     let mut done = worker.process();
     done += worker.transmit(done == 0);
     done + worker.help(done == 0) + worker.serve_units()

@@ -18,6 +18,7 @@ mod fault_hooks;
 mod intake;
 mod join_check;
 mod layout;
+mod lone;
 mod pending;
 mod prepare;
 mod primaries;
@@ -327,19 +328,21 @@ impl Log for GroupLog<'_> {
             }
             _ => verdict,
         };
-        let mut request = *request;
-        let what = (1, request.digest.len > 0);
+        let what = (1, about.len > 0);
         let (seq, primary) = self.put_batch(self.holder, what, BatchRuns::One(run));
-        request.in_batch = InBatch {
+        let in_batch = InBatch {
             primary,
             ..InBatch::default()
         };
-        if !request.digest.kind.has_frames() {
+        if !about.kind.has_frames() {
             self.shared.verdicts.set(seq, 0);
         } else if let Some(verdict) = verdict {
             self.shared.verdicts.set(seq, verdict);
         }
-        let published = self.publisher.try_publish(request);
+        let published = self.publisher.try_publish(Request {
+            in_batch,
+            ..*request
+        });
         assert!(published.is_ok(), "published without room at {seq}");
     }
 

@@ -59,11 +59,10 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             return 0;
         }
         let end = from + u64::from(in_batch.left) + 1;
-        let nothing = PendingEffects::default();
         let mut executor = Executor {
             id: *id,
             shared,
-            pending: &nothing,
+            pending: PendingEffects::NONE,
             cursor,
             prepared_bytes,
             headers,
@@ -208,7 +207,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
 /// whether its payload is stored. The hooks of a test, if it has any, may change the state and the
 /// verdict, the request (into `changed`), and by `change` its effects.
 #[inline(always)]
-fn apply<'a, T: FaultHooks, S: EffectSink>(
+pub(super) fn apply<'a, T: FaultHooks, S: EffectSink>(
     (hooks, in_hooks, changed, change): (
         &mut T,
         &mut bool,
@@ -245,7 +244,7 @@ fn apply<'a, T: FaultHooks, S: EffectSink>(
 /// If the panic came from applying the request at `seq`, completes that request, whose effects are
 /// in `out`, and returns it; else resumes the panic.
 #[cold]
-fn recover<'a>(
+pub(super) fn recover<'a>(
     panic: Box<dyn Any + Send>,
     in_hooks: bool,
     replica: &mut ReplicaState,
@@ -266,7 +265,7 @@ impl<T: FaultHooks> Executor<'_, T> {
     /// cursor past it. Effects that are not done become `pending`. Returns false if some of them
     /// are this worker's; then the cursor is at the first of these.
     #[inline(always)]
-    fn perform_at_once(
+    pub(super) fn perform_at_once(
         &mut self,
         applied: Applied,
         effects: &mut Vec<Effect>,

@@ -49,7 +49,7 @@ pub(super) struct Quiet {
     /// Whether its thread is about to sleep.
     pub(super) sleeps: bool,
     /// The time of this turn.
-    now: Instant,
+    pub(super) now: Instant,
     /// Whether it published only lone requests in this turn, so that it has not woken the others.
     pub(super) published_lone: bool,
     /// How often in a row it published that, and nothing else.
@@ -98,6 +98,21 @@ impl Quiet {
             };
         }
         is_lone
+    }
+
+    #[inline]
+    const fn count(&mut self, is_quiet: bool) {
+        self.turns = match is_quiet {
+            true => self.turns.saturating_add(1),
+            false => 0,
+        };
+    }
+
+    /// Counts a turn in which this worker, which stays aside for nobody, found nothing to apply.
+    #[inline]
+    pub(super) const fn count_idle(&mut self, is_quiet: bool) {
+        self.few_frames = true;
+        self.count(is_quiet);
     }
 
     /// The worker is about to sleep. Afterwards it asks at once whether the last claimer has time.
@@ -185,10 +200,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             && !self.intake.is_busy()
             && self.shared.rule.is_none();
         (quiet.share, quiet.frames, quiet.requests) = (share, frames, requests);
-        quiet.turns = match is_quiet {
-            true => quiet.turns.saturating_add(1),
-            false => 0,
-        };
+        quiet.count(is_quiet);
     }
 }
 
@@ -332,7 +344,7 @@ mod tests {
             fixture.looks
         );
         assert!(fixture.workers[1].is_aside());
-        assert!(fixture.workers[0].quiet.is_direct());
+        assert!(fixture.workers[0].expects_lone());
     }
 
     /// As a thread does, the second worker sleeps until it is woken.
@@ -388,5 +400,23 @@ mod tests {
             let published = fixture.workers[0].replica.position() > before;
             assert_eq!(fixture.woken() > woken, published);
         }
+    }
+    /// The worker that claimed it may have failed.
+    #[test]
+    fn a_batch_that_another_worker_claimed_is_parsed_although_a_lone_request_is_expected() {
+        let mut fixture = Fixture::new();
+        (0..LONE_IN_A_ROW).for_each(|_| fixture.exchange(Fixture::turns));
+        assert!(fixture.workers[0].expects_lone());
+        fixture.asks.try_write(&[7]).unwrap();
+        fixture.client.turn(fixture.now);
+        assert_eq!(fixture.workers[1].claim(fixture.now), Some(1));
+        fixture.asks.try_write(&[8]).unwrap();
+        let mut answered = 0;
+        for _ in 0..2000 {
+            fixture.client.turn(fixture.now);
+            fixture.work();
+            answered += fixture.asks.try_read(&mut [0; 2]).unwrap_or(0);
+        }
+        assert_eq!(answered, 2);
     }
 }

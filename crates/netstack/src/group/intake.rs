@@ -668,30 +668,15 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         if self.has_enough() && !self.shared.batches.is_any_waiting() {
             return 0;
         }
-        let is_direct = self.quiet.is_direct() && !self.is_parsing_due();
-        let claimed = match is_direct {
-            true => 0,
-            false => self.claim_and_parse(now),
-        };
-        let Some((done, is_lone)) = self.take_pump(now, is_direct) else {
+        let claimed = self.claim_batch(now).unwrap_or(0);
+        self.parse();
+        let Some((done, is_lone)) = self.take_pump(now) else {
             return claimed;
         };
         if !is_lone {
             self.shared.work_event.notify_all();
         }
         claimed + done
-    }
-
-    fn claim_and_parse(&mut self, now: Instant) -> usize {
-        let claimed = self.claim_batch(now).unwrap_or(0);
-        self.parse();
-        claimed
-    }
-
-    /// Whether a batch, of this worker or another one, is claimed and not published.
-    #[inline]
-    fn is_parsing_due(&self) -> bool {
-        self.intake.is_busy() || self.shared.batches.is_any_waiting()
     }
 
     /// Whether it has so much to do that it need not claim more frames.
@@ -726,7 +711,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
 
     /// Takes the receive pump for one turn, and wakes the other workers if it published anything.
     pub(crate) fn publish_parsed(&mut self, now: Instant) -> Option<usize> {
-        let (done, _) = self.take_pump(now, false)?;
+        let (done, _) = self.take_pump(now)?;
         if done > 0 {
             self.shared.work_event.notify_all();
         }
@@ -736,28 +721,16 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Takes the receive pump for one turn: publishes, and autoscales when that is due. The pump
     /// uses this worker's recycler, so frames return to the worker that needs them next. Returns
     /// how much was done, and whether that was lone requests. `None` if another worker has the
-    /// pump. `is_direct`: the pump also claims the next frames, and publishes them at once.
-    #[inline]
-    fn take_pump(&mut self, now: Instant, is_direct: bool) -> Option<(usize, bool)> {
-        let queues = is_direct.then(|| self.queues());
+    /// pump.
+    fn take_pump(&mut self, now: Instant) -> Option<(usize, bool)> {
         let shared = &*self.shared;
         let mut rx_side = shared.rx.try_take()?;
         let (pump, mut log) = rx_side.parts(shared, self.id);
-        log.verifies = is_direct.then_some(&mut self.stats);
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
-        let awaited = self.replica.awaited();
         let before = (pump.received, pump.stats.frames);
-        let (id, intake, empty_at) = (self.id, &mut self.intake, &mut self.device_empty_at);
-        let is_empty = *empty_at == now;
-        if is_direct {
-            *empty_at = Instant::NEVER;
-        }
-        let done = pump.turn(now, awaited, &mut log, |pump, log| match &queues {
-            None => intake.publish_waiting((shared, is_empty), pump, now, log),
-            Some(queues) => {
-                let device = (queues.clone(), &mut *empty_at);
-                intake.claim_and_publish((shared, id), device, pump, now, log)
-            }
+        let (intake, is_empty) = (&mut self.intake, self.device_empty_at == now);
+        let done = pump.turn(now, self.replica.awaited(), &mut log, |pump, log| {
+            intake.publish_waiting((shared, is_empty), pump, now, log)
         });
         let is_lone = self.quiet.count_published(before, pump, done);
         core::mem::swap(&mut pump.recycler, &mut self.recycler);

@@ -85,6 +85,15 @@ impl EffectSink for PendingEffects {
 }
 
 impl PendingEffects {
+    /// No effects, for an executor of a request whose effects are not pending.
+    pub(crate) const NONE: &'static PendingEffects = &PendingEffects {
+        first: 0,
+        applied: VecDeque::new(),
+        effects: VecDeque::new(),
+        built: 0,
+        uncommitted: 0,
+    };
+
     /// No effects, from position `first` on.
     pub(crate) fn from(first: Seq) -> Self {
         PendingEffects {

@@ -40,8 +40,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Whether other workers are active, or about to be.
     #[inline]
     pub(crate) fn needs_log(&self) -> bool {
-        self.shared.layout.tuning.is_always_logged()
-            || !self.shared.membership.is_only_active(self.id)
+        !self.shared.membership.is_only_active(self.id)
+            || self.shared.layout.tuning.is_always_logged()
     }
 
     /// Receives frames while no other worker is active. Uses the log until the log has drained.

@@ -49,7 +49,7 @@ use crate::time::{Duration, Instant};
 
 /// After this many turns in a row without work in [`process_log`](ReplicatedWorker::process_log), a
 /// worker sends without regard to the ends of chunks.
-const IDLE_TURNS: u32 = 16;
+pub(super) const IDLE_TURNS: u32 = 16;
 /// Once a turn has applied this many requests at once, it takes no further ones that way; the most
 /// that it then applies with pending effects. About two batches of frames, if each frame is a
 /// request.
@@ -202,7 +202,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
 
     /// Whether it has applied all requests below `end`, and performed its share of them.
     #[inline]
-    fn has_done_share(&self, end: Seq) -> bool {
+    pub(super) fn has_done_share(&self, end: Seq) -> bool {
         self.replica.position() == end && self.cursor.seq == end
     }
 
@@ -281,6 +281,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Drops effects that are known to be done. Returns whether some applied requests are not yet
     /// known to be done; if so, this worker must not sleep without a deadline.
     pub(crate) fn has_pending_effects(&mut self) -> bool {
+        if self.pending.applied.is_empty() {
+            return false;
+        }
         self.forget();
         !self.pending.applied.is_empty()
     }
@@ -293,6 +296,14 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
 
     fn name(&self) -> String {
         format!("replica {}", self.id)
+    }
+
+    #[inline]
+    fn turn(&mut self, now: Instant) -> usize {
+        match self.expects_lone() {
+            true => self.lone_turn(now),
+            false => self.whole_turn(now),
+        }
     }
 
     /// Joins, leaves or parks if that is asked for.
