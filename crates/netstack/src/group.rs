@@ -349,7 +349,7 @@ impl Log for GroupLog<'_> {
     /// The frames of a batch return as soon as it is done.
     fn reclaim(&mut self, _: &mut dyn FnMut(ClaimedFrames)) {}
 
-    fn published(&self) -> u64 {
+    fn end(&self) -> u64 {
         self.writer.next_seq()
     }
 

@@ -127,8 +127,8 @@ const _: () = assert!(MAX_REPLICAS <= 1 << WORKER_BITS);
 pub(crate) struct WaitingBatches {
     slots: Box<[CachePadded<TryLock<WaitingSlot>>]>,
     claimed: CachePadded<Claimed>,
-    /// How many were published. Changed by the worker that has the receive pump.
-    published: CachePadded<AtomicU64>,
+    /// How many were published, and their slots freed. Changed by the worker that has the receive pump.
+    freed: CachePadded<AtomicU64>,
 }
 
 impl WaitingBatches {
@@ -136,7 +136,7 @@ impl WaitingBatches {
         WaitingBatches {
             slots: (0..WAITING).map(|_| Default::default()).collect(),
             claimed: CachePadded::default(),
-            published: CachePadded::default(),
+            freed: CachePadded::default(),
         }
     }
 
@@ -149,7 +149,7 @@ impl WaitingBatches {
     pub(crate) fn is_any_waiting(&self) -> bool {
         // ORDERING: Acquire, pairs with the Release in `claim`: a batch that another worker
         // claimed is in its slot, or that worker has the slot.
-        self.claimed.count.load(Ordering::Acquire) != self.published.load(Ordering::Relaxed)
+        self.claimed.count.load(Ordering::Acquire) != self.freed.load(Ordering::Relaxed)
     }
 
     /// The worker that claimed the latest batch, and when it last found the device empty.
@@ -176,8 +176,8 @@ impl WaitingBatches {
     #[inline]
     fn has_place(&self) -> bool {
         // ORDERING: Acquire, as in `claim`.
-        let published = self.published.load(Ordering::Acquire);
-        self.claimed.count.load(Ordering::Relaxed) - published < WAITING as u64
+        let freed = self.freed.load(Ordering::Acquire);
+        self.claimed.count.load(Ordering::Relaxed) - freed < WAITING as u64
     }
 
     /// Gives a batch its number and its slot. Returns the frames if there is no slot now. The
@@ -192,9 +192,9 @@ impl WaitingBatches {
         loop {
             // ORDERING: Acquire, pairs with the Release in `free_oldest`: the slot is free again, and
             // `number` is not below.
-            let published = self.published.load(Ordering::Acquire);
+            let freed = self.freed.load(Ordering::Acquire);
             let number = self.claimed.count.load(Ordering::Relaxed);
-            if number - published >= WAITING as u64 {
+            if number - freed >= WAITING as u64 {
                 return Err(frames);
             }
             let Some(mut slot) = self.slot(number).try_take() else {
@@ -226,7 +226,7 @@ impl WaitingBatches {
     /// Returns them, too, if the slot is taken at this moment: then the caller must retry.
     fn put(&self, number: u64, parsed: Box<Parsed>) -> Result<Option<Box<Parsed>>, Box<Parsed>> {
         // ORDERING: Acquire, pairs with the Release in `free_oldest`.
-        if self.published.load(Ordering::Acquire) > number {
+        if self.freed.load(Ordering::Acquire) > number {
             return Ok(Some(parsed));
         }
         let Some(mut slot) = self.slot(number).try_take() else {
@@ -245,7 +245,7 @@ impl WaitingBatches {
     /// The oldest batch that is not published, if it is claimed since before `before` and not
     /// parsed.
     fn oldest_unparsed(&self, before: Instant) -> Option<(u64, ClaimedFrames)> {
-        let number = self.published.load(Ordering::Relaxed);
+        let number = self.freed.load(Ordering::Relaxed);
         // ORDERING: Acquire, pairs with the Release in `claim`.
         if number >= self.claimed.count.load(Ordering::Acquire) {
             return None;
@@ -263,7 +263,7 @@ impl WaitingBatches {
     #[inline]
     fn oldest(&self) -> Option<TryLockGuard<'_, WaitingSlot>> {
         // ORDERING: Relaxed: only the worker that has the receive pump changes it.
-        self.slot(self.published.load(Ordering::Relaxed)).try_take()
+        self.slot(self.freed.load(Ordering::Relaxed)).try_take()
     }
 
     /// Frees the slot of the oldest batch after publishing. Returns the batch's contents.
@@ -273,15 +273,15 @@ impl WaitingBatches {
             return None;
         };
         drop(slot);
-        let number = self.published.load(Ordering::Relaxed);
+        let number = self.freed.load(Ordering::Relaxed);
         // ORDERING: Release, pairs with the Acquire in `claim` and `put`.
-        self.published.store(number + 1, Ordering::Release);
+        self.freed.store(number + 1, Ordering::Release);
         Some(parsed)
     }
 
     /// When any worker may parse the oldest batch, if that is not parsed yet.
     pub(crate) fn next_deadline(&self) -> Instant {
-        let number = self.published.load(Ordering::Relaxed);
+        let number = self.freed.load(Ordering::Relaxed);
         // ORDERING: Acquire, pairs with the Release in `claim`.
         if number >= self.claimed.count.load(Ordering::Acquire) {
             return Instant::NEVER;
@@ -511,12 +511,9 @@ impl Parsed {
                 true => &mut parsed.hint,
                 false => parser.hint_of(flow).unwrap_or(&mut parsed.hint),
             };
-            let about = (flow, hint);
             segments += usize::from(parsed.request.digest.count);
-            let with_run = |look: &mut dyn FnMut(&RunFrames)| look(run);
-            let request = &mut parsed.request;
-            if let Some(place) = pump.sample_run(now, request, about, parsed.verdict, with_run) {
-                run.reserved = place;
+            let (request, run) = (&mut parsed.request, (run, parsed.verdict));
+            if pump.sample_run(now, request, (flow, hint), run) {
                 if kept != at {
                     self.parsed.swap(kept, at);
                     self.runs.swap(kept, at);

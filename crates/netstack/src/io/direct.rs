@@ -96,7 +96,7 @@ impl Log for DirectLog {
     }
 
     /// All waiting requests count as one position.
-    fn published(&self) -> u64 {
+    fn end(&self) -> u64 {
         self.position + u64::from(self.done < self.end)
     }
 

@@ -51,7 +51,7 @@ pub(crate) struct OpenRun {
     /// Whether another segment may follow.
     open: bool,
     /// Whether all its segments are acknowledgments without payload whose checksum is good.
-    pub(super) is_acks: bool,
+    is_acks: bool,
     /// Whether the device has verified the checksums.
     is_verified_by_device: bool,
     /// Whether it is a frame that the device merged.
@@ -80,7 +80,7 @@ pub(crate) struct OpenRun {
     /// The request of the run, or of the last run.
     pub(crate) request: Request,
     /// Its frames in the batch, if it is not acknowledgments.
-    pub(super) indices: Indices,
+    indices: Indices,
 }
 
 impl Default for OpenRun {
@@ -711,7 +711,7 @@ impl OpenRun {
     pub(crate) fn frames(&self, batch: &ClaimedFrames) -> RunFrames {
         match self.is_acks {
             true => RunFrames::default(),
-            false => RunFrames::new(batch, self.indices, self.request.digest.seg_seq, None),
+            false => RunFrames::new(batch, self.indices, self.request.digest.seg_seq),
         }
     }
 }

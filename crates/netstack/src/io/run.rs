@@ -113,17 +113,12 @@ pub(crate) struct RunFrames {
 impl RunFrames {
     /// These frames of `batch`. The first payload byte has sequence number `seq`.
     #[inline(always)]
-    pub(crate) fn new(
-        batch: &ClaimedFrames,
-        indices: Indices,
-        seq: SeqNum,
-        reserved: Option<NonZeroU64>,
-    ) -> RunFrames {
+    pub(crate) fn new(batch: &ClaimedFrames, indices: Indices, seq: SeqNum) -> RunFrames {
         RunFrames {
             batch: Some(Arc::clone(batch)),
             indices,
             seq,
-            reserved,
+            reserved: None,
         }
     }
 
@@ -131,7 +126,7 @@ impl RunFrames {
     pub(crate) fn of(frames: Vec<Frame>, seq: SeqNum) -> RunFrames {
         let mut indices = Indices::default();
         (0..frames.len().min(MOST)).for_each(|index| indices.push(index));
-        RunFrames::new(&Arc::new(frames), indices, seq, None)
+        RunFrames::new(&Arc::new(frames), indices, seq)
     }
 
     /// Its batch, if it has one; it has no frames any more.
@@ -313,7 +308,7 @@ mod tests {
         let frame = |i: u8| Frame::from_bytes(&[i]);
         let batch = ClaimedFrames::new((0..MAX_CLAIM as u8).map(frame).collect());
         let found = |indices: Indices| {
-            let run = RunFrames::new(&batch, indices, SeqNum(0), None);
+            let run = RunFrames::new(&batch, indices, SeqNum(0));
             let each = Vec::from_iter(run.iter().map(|frame| frame.bytes()[0]));
             let by_number = (0..run.len()).map(|i| run.get(i).unwrap().bytes()[0]);
             assert!(by_number.eq(each.iter().copied()));

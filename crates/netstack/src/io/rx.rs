@@ -74,7 +74,7 @@ pub(crate) trait Log {
     /// Passes the batch of each run that is no longer needed to `each`.
     fn reclaim(&mut self, each: &mut dyn FnMut(ClaimedFrames));
     /// A count that grows when requests are published; without a log, once for all that wait.
-    fn published(&self) -> u64;
+    fn end(&self) -> u64;
     /// The position below which all effects are performed that number no frames.
     fn performed(&mut self) -> u64;
 }
@@ -640,19 +640,18 @@ impl RxPump {
         self.publish_command(now, body, log);
     }
 
-    /// Adds what the pump samples to a run of segments of `flow`, which is published next. Returns
-    /// where its payload may be stored while it is verified, if anywhere; `None` if the run must
-    /// not be published. `hint` is the connection of the flow, with the version of the table that
-    /// it was looked up in. `with_run` shows its frames, which are rarely needed.
+    /// Adds what the pump samples to a run of segments of `flow`, which is published next, and to
+    /// its frames, where the payload may be stored while it is verified, if anywhere. Returns false
+    /// if the run must not be published. `hint` is the connection of the flow, with the version of
+    /// the table that it was looked up in.
     #[inline(always)]
     pub(crate) fn sample_run(
         &mut self,
         now: Instant,
         request: &mut Request,
         (flow, hint): (&Flow, &mut Option<(u64, ConnId)>),
-        verdict: Option<Verdict>,
-        with_run: impl Fn(&mut dyn FnMut(&RunFrames)),
-    ) -> Option<Option<NonZeroU64>> {
+        (run, verdict): (&mut RunFrames, Option<Verdict>),
+    ) -> bool {
         self.stats.runs += 1;
         let conn = match *hint {
             Some((_, conn)) if self.is_current(*hint) => conn,
@@ -662,12 +661,10 @@ impl RxPump {
                 conn
             }
         };
-        if conn.index == ConnId::NONE.index {
-            let mut is_taken = false;
-            with_run(&mut |run| is_taken = self.takes_unknown(now, request, *flow, (run, verdict)));
-            if !is_taken {
-                return None;
-            }
+        if conn.index == ConnId::NONE.index
+            && !self.takes_unknown(now, request, *flow, (run, verdict))
+        {
+            return false;
         }
         let sent = self.world.tx.sent();
         self.last_sampled.sent = sent;
@@ -675,13 +672,13 @@ impl RxPump {
         let digest = &mut request.digest;
         (digest.now, digest.sent, digest.hint) = (now, sent, conn);
         self.received += u64::from(digest.len);
-        let place = sample_cursors(&self.world, digest, ahead);
+        run.reserved = sample_cursors(&self.world, digest, ahead);
         self.stats.requests += 1;
         self.last_sampled.time = now;
         if self.recording.recorder.is_some() {
-            with_run(&mut |run| self.record(request, verdict, run));
+            self.record(request, verdict, run);
         }
-        Some(place)
+        true
     }
 
     /// Whether this connection of a flow was looked up in the table as it is now.
@@ -767,18 +764,10 @@ struct RunPublisher<'a, L> {
 impl<L: Log> Found for RunPublisher<'_, L> {
     #[inline]
     fn run(&mut self, open: &mut OpenRun, batch: &ClaimedFrames, verdict: Option<Verdict>) {
-        let seq = open.request.digest.seg_seq;
-        let frames = |place| match open.is_acks {
-            true => RunFrames::default(),
-            false => RunFrames::new(batch, open.indices, seq, place),
-        };
+        let mut run = open.frames(batch);
         let (request, about) = (&mut open.request, (&open.flow, &mut open.hint));
-        let with_run = |look: &mut dyn FnMut(&RunFrames)| look(&frames(None));
-        let found = self
-            .pump
-            .sample_run(self.now, request, about, verdict, with_run);
-        if let Some(place) = found {
-            self.log.publish(request, verdict, frames(place));
+        if (self.pump).sample_run(self.now, request, about, (&mut run, verdict)) {
+            self.log.publish(request, verdict, run);
         }
     }
 

@@ -34,7 +34,13 @@ pub(crate) struct BuiltHeaders {
 /// TCP option is timestamps.
 #[derive(Debug)]
 struct Kept<const N: usize> {
-    key: Option<KeptKey>,
+    /// The values that frames with these headers share; `ConnId::NONE` if there are none.
+    conn: ConnId,
+    header_version: u32,
+    len: u32,
+    flags: Flags,
+    ect: bool,
+    timestamps: Option<(u32, u32)>,
     bytes: [u8; N],
     /// `bytes` with zeros for the fields that vary.
     head: Head,
@@ -61,21 +67,15 @@ const AT: usize = PLAIN - TCP_PLAIN;
 const AT_V6: usize = PLAIN_V6 - TCP_PLAIN;
 const PLAIN_V6: usize = ETHERNET_HEADER + 40 + TCP_PLAIN;
 
-/// The values that frames with kept headers share.
-#[derive(Clone, Copy, Debug)]
-struct KeptKey {
-    conn: ConnId,
-    header_version: u32,
-    len: u32,
-    flags: Flags,
-    ect: bool,
-    timestamps: Option<(u32, u32)>,
-}
-
 impl<const N: usize> Default for Kept<N> {
     fn default() -> Self {
         Kept {
-            key: None,
+            conn: ConnId::NONE,
+            header_version: 0,
+            len: 0,
+            flags: Flags(0),
+            ect: false,
+            timestamps: None,
             bytes: [0; N],
             head: Head::default(),
         }
@@ -104,7 +104,7 @@ impl<const N: usize> Kept<N> {
     /// Makes these the headers for frames of `t`.
     #[inline(always)]
     fn fit(&mut self, world: &World, t: &Transmit, flags: Flags, len: u32) {
-        if !self.key.is_some_and(|of| of.matches(t, flags, len)) {
+        if !self.matches(t, flags, len) {
             self.make(world, t, flags, len);
         }
     }
@@ -164,18 +164,11 @@ impl<const N: usize> Kept<N> {
         };
         self.head = emit_once(world, &zeros, SeqNum(0), flags, len, &mut bytes);
         self.bytes.copy_from_slice(&bytes[..N]);
-        self.key = Some(KeptKey {
-            conn: t.conn,
-            header_version: t.header_version,
-            len,
-            flags,
-            ect: t.ect,
-            timestamps: t.timestamps,
-        });
+        (self.conn, self.header_version) = (t.conn, t.header_version);
+        (self.len, self.flags) = (len, flags);
+        (self.ect, self.timestamps) = (t.ect, t.timestamps);
     }
-}
 
-impl KeptKey {
     /// Whether a frame of `t` has these headers.
     #[inline(always)]
     fn matches(&self, t: &Transmit, flags: Flags, len: u32) -> bool {

@@ -94,7 +94,7 @@ impl RxPump {
         {
             // A replica that is wrong may name any frame. No number is beyond the credit.
             let credit = self.world.tx.sent() + u64::from(self.world.limits.tx_slots);
-            let closing = (log.published(), frames.min(credit), conn);
+            let closing = (log.end(), frames.min(credit), conn);
             self.connections.closing.push_back(closing);
         }
     }

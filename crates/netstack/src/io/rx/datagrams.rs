@@ -354,7 +354,7 @@ impl RxPump {
             return;
         };
         let count = open.indices.len();
-        let run = RunFrames::new(&batch, core::mem::take(&mut open.indices), SeqNum(0), None);
+        let run = RunFrames::new(&batch, core::mem::take(&mut open.indices), SeqNum(0));
         let is_verified = open.is_verified;
         let mut lens = [0; MAX_DATAGRAMS];
         lens[..count].copy_from_slice(&open.lens[..count]);
@@ -810,7 +810,7 @@ impl RxPump {
             && let Some(socket) = self.world.queues.unbound.pop()
         {
             let datagrams = &mut self.datagrams;
-            datagrams.closing.push_back((log.published(), socket));
+            datagrams.closing.push_back((log.end(), socket));
         }
     }
 

@@ -227,12 +227,12 @@ impl RxPump {
         if cursors != look.cursors {
             attempts = 0;
         } else if hint.watched == UNWATCHED {
-            hint.watched = log.published();
+            hint.watched = log.end();
             self.connections.hints_version += 1;
         } else {
             // When a worker leaves solo mode, positions start again from a lower value; every
             // request of solo mode is performed.
-            let position = hint.watched.min(log.published());
+            let position = hint.watched.min(log.end());
             if performed >= position {
                 #[cfg(feature = "testkit")]
                 if self.world.loses_unread.load(Ordering::Relaxed) {

@@ -137,13 +137,10 @@ impl RxPump {
         {
             self.connections.unanswered.bytes -= cost(&held.run);
             let about = (&held.flow, &mut None);
-            let with_run = |look: &mut dyn FnMut(&RunFrames)| look(&held.run);
-            match self.sample_run(now, &mut held.request, about, held.verdict, with_run) {
-                Some(place) => {
-                    held.run.reserved = place;
-                    log.publish(&held.request, held.verdict, held.run);
-                }
-                None => self.recycler.put(held.run),
+            let run = (&mut held.run, held.verdict);
+            match self.sample_run(now, &mut held.request, about, run) {
+                true => log.publish(&held.request, held.verdict, held.run),
+                false => self.recycler.put(held.run),
             }
             done += 1;
         }

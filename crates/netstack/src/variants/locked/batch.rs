@@ -247,7 +247,7 @@ impl<K: LockKind> Log for Intake<'_, K> {
         }
     }
 
-    fn published(&self) -> u64 {
+    fn end(&self) -> u64 {
         *self.next
     }
 

@@ -708,7 +708,7 @@ impl Log for Intake<'_> {
     /// Frames return through `Protocol::returns` instead.
     fn reclaim(&mut self, _each: &mut dyn FnMut(ClaimedFrames)) {}
 
-    fn published(&self) -> u64 {
+    fn end(&self) -> u64 {
         *self.published
     }
 
