@@ -13,12 +13,11 @@ use std::panic::{catch_unwind, resume_unwind};
 use dominoes::group::WorkerState;
 use dominoes::{Seq, Spin, Subscription, WorkState};
 
-use super::execute::{Executor, Step};
+use super::execute::{Executor, Step, executor};
 use super::pending::{Applied, Cursor, PendingEffects};
 use super::prepare::STORED;
 use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, ReplicatedShared};
-use crate::io::world::Wakes;
 use crate::log::effect::{Effect, EffectSink};
 use crate::log::request::Request;
 use crate::state::apply::ReplicaState;
@@ -32,46 +31,19 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         if self.cursor.seq != from || self.shared.layout.confirm {
             return 0;
         }
-        let ReplicatedWorker {
-            id,
-            shared,
-            log,
-            replica,
-            pending,
-            cursor,
-            prepared_bytes,
-            headers,
-            stats,
-            hooks,
-            recycler,
-            effects,
-            in_hooks,
-            ..
-        } = self;
-        let shared = &**shared;
+        let (id, shared, log) = (self.id, &*self.shared, &self.log);
         let Some(request) = log.get(from) else {
             return 0;
         };
         let in_batch = request.in_batch;
-        let is_mine =
-            usize::from(in_batch.primary) == *id && shared.is_primary(*id, from, in_batch);
+        let is_mine = usize::from(in_batch.primary) == id && shared.is_primary(id, from, in_batch);
         if !is_mine || shared.verdicts.get(from).is_none() {
             return 0;
         }
         let end = from + u64::from(in_batch.left) + 1;
-        let mut executor = Executor {
-            id: *id,
-            shared,
-            pending: PendingEffects::NONE,
-            cursor,
-            prepared_bytes,
-            headers,
-            stats,
-            hooks,
-            recycler,
-            wakes: Wakes::new(&shared.world),
-            begun: None,
-        };
+        let mut executor = executor!(self, PendingEffects::NONE, &mut self.cursor);
+        let (replica, effects) = (&mut self.replica, &mut self.effects);
+        let (pending, in_hooks) = (&mut self.pending, &mut self.in_hooks);
         let frames_end = executor.stats.frames + u64::from(most_frames);
         let mut seq = from;
         let posts = &shared.posts;
@@ -92,7 +64,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
                     };
                     seq += 1;
                     if posts.is_due(seq) {
-                        shared.post(*id, seq, replica.post(seq / posts.every()));
+                        shared.post(id, seq, replica.post(seq / posts.every()));
                     }
                     let frames = replica.frames().next;
                     let applied = Applied::new(request, effects.len() as u32, is_stored, frames);

@@ -55,6 +55,26 @@ pub(crate) struct Executor<'a, T: FaultHooks> {
     pub(crate) begun: Option<BegunBatch<'a, BatchRuns>>,
 }
 
+/// Makes an executor of the worker `$worker`, which may use its other fields meanwhile.
+macro_rules! executor {
+    ($worker:expr, $pending:expr, $cursor:expr) => {
+        Executor {
+            id: $worker.id,
+            shared: &$worker.shared,
+            pending: $pending,
+            cursor: $cursor,
+            prepared_bytes: &mut $worker.prepared_bytes,
+            headers: &mut $worker.headers,
+            stats: &mut $worker.stats,
+            hooks: &mut $worker.hooks,
+            recycler: &mut $worker.recycler,
+            wakes: $crate::io::world::Wakes::new(&$worker.shared.world),
+            begun: None,
+        }
+    };
+}
+pub(super) use executor;
+
 impl<T: FaultHooks> Executor<'_, T> {
     /// Does one step of this worker's share: an effect, or at most `frames` frames of one.
     #[inline]
@@ -287,7 +307,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let most_frames = self.shared.layout.tuning.frame_chunk as u32;
         let mut done = 0;
         loop {
-            let (performed, last) = self.perform_mine(most_frames);
+            let (performed, last) = self.perform_mine(most_frames, usize::MAX);
             done += performed;
             if last != Step::Performed {
                 return done;
@@ -296,20 +316,21 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         }
     }
 
-    /// Performs this worker's share, up to `most_frames` frames. Returns how many effects, or parts
-    /// of them, that were, and why it ended: as many frames are built (`Performed`), nothing is
-    /// left up to the limit (`End`), or another worker has begun the next piece (`Blocked`).
-    pub(super) fn perform_mine(&mut self, most_frames: u32) -> (usize, Step) {
+    /// Performs this worker's share, up to `most_frames` frames and `most` pieces. Returns how many
+    /// effects, or parts of them, that were, and why it ended: so many are performed
+    /// (`Performed`), nothing is left up to the limit (`End`), or another worker has begun the next
+    /// piece (`Blocked`).
+    pub(super) fn perform_mine(&mut self, most_frames: u32, most: usize) -> (usize, Step) {
         let mut done = 0;
         let limit = self.perform_limit();
-        let mut executor = self.executor();
+        let mut executor = executor!(self, &self.pending, &mut self.cursor);
         let before = executor.stats.frames;
         let last = loop {
             if executor.cursor.seq >= limit {
                 break Step::End;
             }
             let built = (executor.stats.frames - before) as u32;
-            if built >= most_frames {
+            if built >= most_frames || done == most {
                 break Step::Performed;
             }
             match executor.step(most_frames - built) {
@@ -330,37 +351,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         if self.handle_membership() {
             return false;
         }
-        let limit = self.perform_limit();
-        let mut executor = self.executor();
-        let last = loop {
-            if executor.cursor.seq >= limit {
-                break Step::End;
-            }
-            match executor.step(1) {
-                Step::Passed => {}
-                last => break last,
-            }
-        };
-        drop(executor);
-        self.stragglers.blocked = last == Step::Blocked;
-        self.post_stats();
-        last == Step::Performed || self.steal_now(1) > 0
-    }
-
-    fn executor(&mut self) -> Executor<'_, T> {
-        Executor {
-            id: self.id,
-            shared: &self.shared,
-            pending: &self.pending,
-            cursor: &mut self.cursor,
-            prepared_bytes: &mut self.prepared_bytes,
-            headers: &mut self.headers,
-            stats: &mut self.stats,
-            hooks: &mut self.hooks,
-            recycler: &mut self.recycler,
-            wakes: Wakes::new(&self.shared.world),
-            begun: None,
-        }
+        self.perform_mine(1, 1).0 > 0 || self.steal_now(1) > 0
     }
 
     /// Posts its counters if its cursor has moved.

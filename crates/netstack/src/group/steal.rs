@@ -37,12 +37,11 @@
 
 use dominoes::{Seq, WorkState};
 
-use super::execute::Executor;
+use super::execute::{Executor, executor};
 use super::pending::{Applied, Cursor, PendingEffects, piece};
 use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, Layout, ReplicatedShared};
 use crate::io::tx::Owner;
-use crate::io::world::Wakes;
 use crate::log::effect::Effect;
 use crate::time::Instant;
 
@@ -344,19 +343,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     fn scan(&mut self, most: usize) -> usize {
         let limit = self.perform_limit();
         let mut cursor = Cursor::at_first(&self.pending);
-        let mut executor = Executor {
-            id: self.id,
-            shared: &self.shared,
-            pending: &self.pending,
-            cursor: &mut cursor,
-            prepared_bytes: &mut self.prepared_bytes,
-            headers: &mut self.headers,
-            stats: &mut self.stats,
-            hooks: &mut self.hooks,
-            recycler: &mut self.recycler,
-            wakes: Wakes::new(&self.shared.world),
-            begun: None,
-        };
+        let mut executor = executor!(self, &self.pending, &mut cursor);
         executor.scan(&mut self.stragglers, limit, most)
     }
 
