@@ -11,7 +11,7 @@ use core::panic::AssertUnwindSafe;
 use std::panic::{catch_unwind, resume_unwind};
 
 use dominoes::group::WorkerState;
-use dominoes::{Seq, Spin, Subscription, WorkState};
+use dominoes::{Seq, Spin, Subscription};
 
 use super::execute::{Executor, Step, executor};
 use super::pending::{Applied, Cursor, PendingEffects};
@@ -291,11 +291,7 @@ impl<T: FaultHooks> Executor<'_, T> {
             let before = self.stats.frames;
             let most = frames_end.saturating_sub(before) as u32;
             let Some((_, count)) = effect.frames() else {
-                match self.begin_piece(applied, number) {
-                    Ok(()) => self.execute(applied, effect),
-                    Err(WorkState::Done) => {}
-                    Err(_) => return Err(Step::Blocked),
-                }
+                self.perform_piece(applied, number, Some(effect))?;
                 continue;
             };
             self.build_own_frames(applied, effect, most)?;
@@ -305,11 +301,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         }
         if applied.in_batch.left == 0 {
             (self.cursor.number, self.cursor.frame) = (applied.effects, 0);
-            match self.begin_piece(applied, applied.effects) {
-                Ok(()) => self.finish_batch(),
-                Err(WorkState::Done) => {}
-                Err(_) => return Err(Step::Blocked),
-            }
+            self.perform_piece(applied, applied.effects, None)?;
         }
         Ok(done)
     }

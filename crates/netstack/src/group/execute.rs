@@ -86,12 +86,11 @@ impl<T: FaultHooks> Executor<'_, T> {
         };
         let mine = self.shared.is_primary(self.id, seq, applied.in_batch);
         if number == applied.effects {
-            if mine && applied.in_batch.left == 0 {
-                match self.begin_piece(applied, number) {
-                    Ok(()) => self.finish_batch(),
-                    Err(WorkState::Done) => {}
-                    Err(_) => return Step::Blocked,
-                }
+            if mine
+                && applied.in_batch.left == 0
+                && let Err(blocked) = self.perform_piece(applied, number, None)
+            {
+                return blocked;
             }
             if usize::from(applied.in_batch.primary) == self.id {
                 *self.prepared_bytes = self.prepared_bytes.saturating_sub(applied.len as usize);
@@ -108,12 +107,10 @@ impl<T: FaultHooks> Executor<'_, T> {
                 Err(early) => return early,
             }
         } else if mine {
-            match self.begin_piece(applied, number) {
-                Ok(()) => self.execute(applied, effect),
-                Err(WorkState::Done) => {}
-                Err(_) => return Step::Blocked,
+            match self.perform_piece(applied, number, Some(effect)) {
+                Ok(done) => step = done,
+                Err(blocked) => return blocked,
             }
-            step = Step::Performed;
         }
         self.cursor.next_effect();
         step
@@ -169,6 +166,27 @@ impl<T: FaultHooks> Executor<'_, T> {
             owner => owner,
         };
         owner == Owner::Worker(self.id)
+    }
+
+    /// Performs the cursor's `effect`, number `number` of its request, or if there is none, finishes
+    /// its batch. Does nothing if that is done.
+    ///
+    /// # Errors
+    /// [`Step::Blocked`] if another worker has begun the batch.
+    #[inline(always)]
+    pub(crate) fn perform_piece(
+        &mut self,
+        applied: &Applied,
+        number: u32,
+        effect: Option<&Effect>,
+    ) -> Result<Step, Step> {
+        match (self.begin_piece(applied, number), effect) {
+            (Ok(()), Some(effect)) => self.execute(applied, effect),
+            (Ok(()), None) => self.finish_batch(),
+            (Err(WorkState::Done), _) => {}
+            (Err(_), _) => return Err(Step::Blocked),
+        }
+        Ok(Step::Performed)
     }
 
     /// Begins the batch of the cursor's request, unless this worker has, so that it may perform
@@ -257,7 +275,6 @@ impl<T: FaultHooks> Executor<'_, T> {
     /// nothing.
     #[inline]
     pub(crate) fn execute(&mut self, applied: &Applied, effect: &Effect) {
-        let shared = self.shared;
         let seq = self.cursor.seq;
         self.hooks.before_performing(seq, effect);
         if self.hooks.finishes_early(seq) {
@@ -265,32 +282,15 @@ impl<T: FaultHooks> Executor<'_, T> {
         }
         let begun = self.begun.as_ref();
         let run = begun.and_then(|begun| begun.value().get(applied.in_batch.index));
-        match effect {
-            Effect::Deliver(deliver) => {
-                match run {
-                    Some(run) => perform::deliver(
-                        &shared.world,
-                        deliver,
-                        (applied.seg_len, usize::from(applied.payload_offset)),
-                        (run, applied.is_stored),
-                        self.stats,
-                    ),
-                    None => self.stats.diverged += 1,
-                }
-                self.wakes.add(deliver.conn);
-            }
-            Effect::Queue(queue) => {
-                match run {
-                    Some(run) => perform::queue(&shared.world, queue, run, self.stats),
-                    None => self.stats.diverged += 1,
-                }
-                self.wakes.add_socket(queue.socket);
-            }
-            other => {
-                perform::notify(&shared.world, other, self.stats);
-                self.wakes.after(other);
-            }
-        }
+        let layout = (applied.seg_len, usize::from(applied.payload_offset));
+        let about = (layout, run, applied.is_stored);
+        perform::one(
+            &self.shared.world,
+            effect,
+            about,
+            self.stats,
+            &mut self.wakes,
+        );
     }
 }
 

@@ -16,7 +16,8 @@ use crate::log::effect::{Deliver, Effect};
 use crate::log::request::{ConnId, Request};
 use crate::stats::EffectStats;
 
-pub(crate) use datagrams::{build_datagram, build_datagram_in, queue, whole_datagram};
+use datagrams::queue;
+pub(crate) use datagrams::{build_datagram, build_datagram_in, whole_datagram};
 pub(crate) use frames::{BuiltHeaders, build, build_bare, build_in};
 #[cfg(feature = "testkit")]
 pub(crate) use {datagrams::fill_datagram, frames::fill};
@@ -33,16 +34,8 @@ pub(crate) fn all<'a>(
 ) {
     for effect in effects {
         match effect {
-            Effect::Deliver(piece) => {
-                deliver(world, piece, request.layout(), (run, is_stored), stats);
-                wakes.add(piece.conn);
-            }
             Effect::Transmit(transmit) => {
                 build(world, transmit, (0, transmit.count), headers, stats);
-            }
-            Effect::Queue(datagrams) => {
-                queue(world, datagrams, run, stats);
-                wakes.add_socket(datagrams.socket);
             }
             Effect::Send(send) => {
                 for i in 0..send.count {
@@ -50,11 +43,32 @@ pub(crate) fn all<'a>(
                 }
             }
             other => {
-                notify(world, other, stats);
-                wakes.after(other);
+                let about = (request.layout(), Some(run), is_stored);
+                one(world, other, about, stats, wakes);
             }
         }
     }
+}
+
+/// Performs an effect that transmits nothing, of a request with the frames `run`, which are known
+/// unless its batch is done, and are as in [`Request::layout`]. `is_stored`: see [`deliver`].
+#[inline(always)]
+pub(crate) fn one(
+    world: &World,
+    effect: &Effect,
+    (layout, run, is_stored): ((u32, usize), Option<&RunFrames>, bool),
+    stats: &mut EffectStats,
+    wakes: &mut Wakes<'_>,
+) {
+    match (effect, run) {
+        (Effect::Deliver(piece), Some(run)) => {
+            deliver(world, piece, layout, (run, is_stored), stats);
+        }
+        (Effect::Queue(datagrams), Some(run)) => queue(world, datagrams, run, stats),
+        (Effect::Deliver(_) | Effect::Queue(_), None) => stats.diverged += 1,
+        (other, _) => notify(world, other, stats),
+    }
+    wakes.after(effect);
 }
 
 /// Copies the range that `deliver` names out of `run`, whose frames are as in [`Request::layout`],

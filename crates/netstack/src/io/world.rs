@@ -500,17 +500,19 @@ impl<'a> Wakes<'a> {
 
     /// Notes a datagram or released room for the application of a UDP socket.
     #[inline]
-    pub(crate) fn add_socket(&mut self, socket: ConnId) {
+    fn add_socket(&mut self, socket: ConnId) {
         if self.socket != Some(socket) {
             self.wake_socket();
             self.socket = Some(socket);
         }
     }
 
-    /// Notes a performed effect that may have released room.
-    #[inline]
+    /// Notes a performed effect that transmits nothing.
+    #[inline(always)]
     pub(crate) fn after(&mut self, effect: &Effect) {
         match effect {
+            Effect::Deliver(piece) => self.add(piece.conn),
+            Effect::Queue(datagrams) => self.add_socket(datagrams.socket),
             Effect::Release { conn, .. } | Effect::Numbered { conn, .. } => {
                 self.begin(*conn);
                 self.has_room = true;

@@ -392,16 +392,8 @@ fn deliver(
     wakes: &mut Wakes<'_>,
 ) {
     for effect in effects {
-        match effect {
-            Effect::Deliver(piece) => {
-                perform::deliver(world, piece, layout, (run, false), stats);
-                wakes.add(piece.conn);
-            }
-            Effect::Queue(datagrams) => {
-                perform::queue(world, datagrams, run, stats);
-                wakes.add_socket(datagrams.socket);
-            }
-            _ => {}
+        if matches!(effect, Effect::Deliver(_) | Effect::Queue(_)) {
+            perform::one(world, effect, (layout, Some(run), false), stats, wakes);
         }
     }
 }
