@@ -8,13 +8,12 @@ use core::panic::AssertUnwindSafe;
 use std::panic::catch_unwind;
 
 use super::apply::{apply, recover};
-use super::execute::Executor;
+use super::execute::{Executor, executor};
 use super::pending::{Applied, PendingEffects};
 use super::solo::LogMode;
 use super::worker::{IDLE_TURNS, ReplicatedWorker};
 use crate::drive::{self, Worker as _};
 use crate::group::FaultHooks;
-use crate::io::world::Wakes;
 use crate::time::Instant;
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
@@ -97,50 +96,25 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// primary, and it is a batch by itself. Returns whether it applied it. As
     /// [`apply_at_once`](Self::apply_at_once), for one.
     fn apply_lone(&mut self) -> bool {
-        let ReplicatedWorker {
-            id,
-            shared,
-            log,
-            replica,
-            pending,
-            cursor,
-            prepared_bytes,
-            headers,
-            stats,
-            hooks,
-            recycler,
-            effects,
-            in_hooks,
-            ..
-        } = self;
-        let shared = &**shared;
-        let seq = replica.position();
+        let (id, shared, log) = (self.id, &*self.shared, &self.log);
+        let seq = self.replica.position();
         let Some(request) = log.get(seq) else {
             return false;
         };
         let in_batch = request.in_batch;
         let is_mine = in_batch.index | in_batch.left == 0
-            && usize::from(in_batch.primary) == *id
-            && shared.is_primary(*id, seq, in_batch);
+            && usize::from(in_batch.primary) == id
+            && shared.is_primary(id, seq, in_batch);
         if !is_mine || shared.verdicts.get(seq).is_none() || shared.layout.confirm {
             return false;
         }
         let Ok(begun) = shared.records.begin(seq) else {
             return false;
         };
-        let mut executor = Executor {
-            id: *id,
-            shared,
-            pending: PendingEffects::NONE,
-            cursor,
-            prepared_bytes,
-            headers,
-            stats,
-            hooks,
-            recycler,
-            wakes: Wakes::new(&shared.world),
-            begun: Some(begun),
-        };
+        let mut executor = executor!(self, PendingEffects::NONE, &mut self.cursor);
+        executor.begun = Some(begun);
+        let (replica, effects) = (&mut self.replica, &mut self.effects);
+        let (pending, in_hooks) = (&mut self.pending, &mut self.in_hooks);
         let changed = &mut None;
         let applying = || {
             let change = |hooks: &mut T, effects: &mut Vec<_>| hooks.change_effects(seq, effects);
@@ -157,7 +131,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         };
         let posts = &shared.posts;
         if posts.is_due(seq + 1) {
-            shared.post(*id, seq + 1, replica.post((seq + 1) / posts.every()));
+            shared.post(id, seq + 1, replica.post((seq + 1) / posts.every()));
         }
         let frames = replica.frames().next;
         let applied = Applied::new(request, effects.len() as u32, is_stored, frames);
