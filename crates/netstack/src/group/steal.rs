@@ -347,8 +347,18 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         executor.scan(&mut self.stragglers, limit, most)
     }
 
+    /// Drops effects that are known to be done. Returns whether some applied requests are not yet
+    /// known to be done; if so, this worker must not sleep without a deadline.
+    pub(crate) fn has_pending_effects(&mut self) -> bool {
+        if self.pending.applied.is_empty() {
+            return false;
+        }
+        self.forget();
+        !self.pending.applied.is_empty()
+    }
+
     /// Drops pending effects before the cursor that are done.
-    pub(super) fn forget(&mut self) {
+    fn forget(&mut self) {
         self.cursor.effect -= self.pending.forget(self.cursor.seq, &self.shared);
     }
 }

@@ -277,16 +277,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     pub fn published(&mut self) -> u64 {
         self.log.poll()
     }
-
-    /// Drops effects that are known to be done. Returns whether some applied requests are not yet
-    /// known to be done; if so, this worker must not sleep without a deadline.
-    pub(crate) fn has_pending_effects(&mut self) -> bool {
-        if self.pending.applied.is_empty() {
-            return false;
-        }
-        self.forget();
-        !self.pending.applied.is_empty()
-    }
 }
 
 impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
