@@ -169,6 +169,15 @@ fn the_kernel_keeps_what_is_not_ours_of_ipv6() {
     let address = |host| Ipv6Addr::new(0xfd00, 0x78, 0, veth.subnet.into(), 0, 0, host, 1);
     let (ours, kernels, asking) = (address(1), address(2), address(3));
     ip(&format!("addr add {kernels}/64 dev {} nodad", veth.left));
+    // The kernel joins the group of its address some time after the command.
+    let group = u128::from(v6::solicited_node(kernels));
+    let entry = format!(" {group:032x} ");
+    wait_until("the kernel does not listen", || {
+        let groups = std::fs::read_to_string("/proc/net/igmp6").unwrap();
+        groups
+            .lines()
+            .any(|line| line.contains(&veth.left) && line.contains(&entry))
+    });
     for mode in [XdpMode::Native, XdpMode::Generic] {
         let ipv4 = veth.peer().our_address();
         let options = ring_options().mode(mode).address(ipv4).address(ours);
