@@ -98,7 +98,7 @@ use std::time::{Duration, Instant};
 
 use dominoes_drivers::DeviceError;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
-use fixture::{Device, Fixture, Namespace, OURS, Temporary};
+use fixture::{Device, Fixture, Namespace, OURS, Program, Temporary};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use transfers::Client;
 
@@ -142,18 +142,16 @@ fn main() -> ExitCode {
     for device in [Device::Tap, Device::Packet] {
         for replicas in [1, 2] {
             for &(name, test) in TESTS {
-                let (prefix, missing) = match device {
-                    Device::Tap => ("tap", needs.missing("tap", &needs.tap)),
-                    _ => ("packet", needs.missing("packet", &needs.packet)),
-                };
+                let prefix = device.option().trim_start_matches('-');
                 let name = format!("{prefix}::replicas_{replicas}::{name}");
-                trials.serve(name, missing, move || Fixture::new(device, replicas), test);
+                let server = move || Fixture::new(device, replicas);
+                trials.serve(name, needs.of(device, &[]), server, test);
             }
         }
     }
     for (kind, device, arguments) in services::DEVICES {
         for &(name, test) in services::TESTS {
-            let missing = needs.missing_for_services(device);
+            let missing = needs.of(device, &["services"]);
             let server = move || Fixture::services(device, arguments);
             trials.serve(format!("services::{kind}::{name}"), missing, server, test);
         }
@@ -162,7 +160,7 @@ fn main() -> ExitCode {
         // Without offloads our checksums are complete where `tshark` captures.
         let also = format!("{}/24", fixture::OURS_ALSO);
         let server = move || Fixture::services(Device::Tap, &["--no-offloads", "--also", &also]);
-        let missing = needs.missing_for_clients();
+        let missing = needs.of(Device::Tap, &["clients", "services"]);
         trials.serve(format!("clients::{name}"), missing, server, test);
     }
     for &(name, device, arguments, test) in deaths::TESTS {
@@ -171,16 +169,16 @@ fn main() -> ExitCode {
             let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
             Fixture::services(device, &arguments)
         };
-        let missing = needs.missing_for_services(device);
+        let missing = needs.of(device, &["services"]);
         trials.serve(format!("deaths::{name}"), missing, server, test);
     }
     for (name, arguments) in ingest::TESTS {
-        let missing = needs.missing_for_clients();
+        let missing = needs.of(Device::Tap, &["clients", "services"]);
         let server = move || Fixture::ingest(Device::Tap, arguments);
         trials.serve(format!("ingest::{name}"), missing, server, ingest::upload);
     }
     for process in ["search", "blocks", "aes"] {
-        let missing = needs.missing_for_services(Device::Packet);
+        let missing = needs.of(Device::Packet, &["services"]);
         let server = move || Fixture::services(Device::Packet, &["--process", process]);
         let test = services::iperf3_runs_each_way;
         trials.serve(
@@ -191,10 +189,9 @@ fn main() -> ExitCode {
         );
     }
     for &(name, device, replicas, arguments, test) in tls::SERVED.iter().chain([&tls::GNUTLS]) {
-        let missing = if name == tls::GNUTLS.0 {
-            needs.missing_for_gnutls()
-        } else {
-            needs.missing_for_tls(device)
+        let missing = match name == tls::GNUTLS.0 {
+            true => needs.tools(&["gnutls"]).or_else(|| needs.tls(device)),
+            false => needs.tls(device),
         };
         let server = move || {
             let arguments = [&["--replicas", replicas], arguments].concat();
@@ -205,14 +202,12 @@ fn main() -> ExitCode {
     for (device, kind, replicas) in transfers::SERVERS {
         for client in transfers::CLIENTS {
             let missing = match client {
-                Client::GnuTls => needs
-                    .missing_gnutls()
-                    .or_else(|| needs.missing_for_tls(device)),
-                Client::Wget => needs
-                    .missing_wget()
-                    .or_else(|| needs.missing_for_tls(device)),
-                _ => needs.missing_for_tls(device),
+                Client::GnuTls => needs.tools(&["gnutls"]),
+                // Only a `wget` with GnuTLS counts; other clients cover OpenSSL.
+                Client::Wget => needs.missing("wget", needs.wget.as_ref()),
+                _ => None,
             };
+            let missing = missing.or_else(|| needs.tls(device));
             let name = client.name();
             let name = format!("tls::{kind}_{replicas}::{name}_gets_and_sends_the_same");
             trials.add(name, missing, move |figure| {
@@ -221,13 +216,13 @@ fn main() -> ExitCode {
         }
     }
     for &(name, device, replicas) in tls::ASKING {
-        let missing = needs.missing_for_tls(device);
+        let missing = needs.tls(device);
         trials.add(format!("tls::{name}"), missing, move |figure| {
             tls::openssl_serves(device, replicas, figure)
         });
     }
     let name = "tls::a_client_needs_a_certificate_where_one_is_asked_for".to_owned();
-    trials.add(name, needs.missing_for_tls(Device::Tap), |_| {
+    trials.add(name, needs.tls(Device::Tap), |_| {
         let (mut fixture, folder) = tls::with_client_ca()?;
         tls::client_certificates(&fixture, &folder)
             .and_then(|()| fixture.check())
@@ -238,14 +233,13 @@ fn main() -> ExitCode {
             let arguments = [&floods::NETWORK[..], &["--replicas", replicas]].concat();
             Fixture::services(floods::DEVICE, &arguments)
         };
-        let missing = needs.missing_for_clients();
+        let missing = needs.of(Device::Tap, &["clients", "services"]);
         trials.serve(format!("floods::{name}"), missing, server, test);
     }
     for &(name, what, replicas) in floods::ALONE {
-        let missing = needs.missing("tap", &needs.tap);
-        trials.add(format!("floods::{name}"), missing, move |figure| {
-            figure(floods::alone(what, replicas)?);
-            Ok(())
+        let missing = needs.of(Device::Tap, &[]);
+        trials.report(format!("floods::{name}"), missing, move || {
+            floods::alone(what, replicas)
         });
     }
     let servers = ipv6::DEVICES.map(|device| (device, Arc::<ipv6::Shared>::default()));
@@ -257,34 +251,27 @@ fn main() -> ExitCode {
                 continue;
             }
             let (server, shared) = ((*device, *arguments), Arc::clone(shared));
-            let missing = needs.missing_for_ipv6(*device);
+            let missing = needs.of(*device, &["ipv6", "services"]);
             trials.add(format!("ipv6::{kind}::{name}"), missing, move |figure| {
                 shared.run(server, test, figure)
             });
         }
     }
     for &(name, test) in ipv6::ALONE {
-        let missing = needs.missing_for_ipv6(Device::Packet);
-        trials.add(format!("ipv6::{name}"), missing, move |figure| {
-            figure(test()?);
-            Ok(())
-        });
+        let missing = needs.of(Device::Packet, &["ipv6", "services"]);
+        trials.report(format!("ipv6::{name}"), missing, test);
     }
     for &(name, device) in leases::TESTS {
-        let missing = needs.missing_for_leases(device);
-        trials.add(format!("leases::{name}"), missing, move |figure| {
-            figure(leases::run(device)?);
-            Ok(())
+        let missing = needs.of(device, &["leases"]);
+        trials.report(format!("leases::{name}"), missing, move || {
+            leases::run(device)
         });
     }
     for (name, device) in datagrams::TESTS {
-        let missing = needs.missing_for_ipv6(device);
+        let missing = needs.of(device, &["ipv6", "services"]);
         let test = format!("datagrams::{name}::many_share_a_frame_both_ways");
-        trials.add(test, missing, move |figure| {
-            figure(datagrams::run(device)?);
-            Ok(())
-        });
-        let missing = needs.missing_for_ipv6(device);
+        trials.report(test, missing, move || datagrams::run(device));
+        let missing = needs.of(device, &["ipv6", "services"]);
         let test = format!("datagrams::{name}::rate_in_frames_of_one_and_of_many");
         let measured = trials.trial(test, missing, move |figure| {
             figure(datagrams::measure(device)?);
@@ -294,15 +281,19 @@ fn main() -> ExitCode {
     }
     for (name, what, test) in libraries::TESTS {
         let missing = needs
-            .missing_for_tls(Device::Tap)
-            .or_else(|| needs.missing_for_ipv6(Device::Tap));
+            .tls(Device::Tap)
+            .or_else(|| needs.of(Device::Tap, &["ipv6", "services"]));
         trials.add(format!("libraries::{name}"), missing, move |_| {
             libraries::run(what, test)
         });
     }
     for (kind, device, arguments) in router::KINDS {
         for &(name, test) in router::TESTS {
-            let missing = needs.missing_for_router(device);
+            // The server uses a packet socket with either device.
+            let mut missing = needs.of(Device::Packet, &["router"]);
+            if device == "tap" {
+                missing = missing.or_else(|| needs.of(Device::Tap, &[]));
+            }
             trials.add(format!("router::{kind}::{name}"), missing, move |figure| {
                 let mut routed = router::Routed::new(device, arguments)?;
                 test(&routed, figure).map_err(|failed| routed.explain(&failed))
@@ -311,15 +302,15 @@ fn main() -> ExitCode {
     }
     for (name, arguments, test) in tunnel::TESTS {
         let missing = needs
-            .missing_for_clients()
-            .or_else(|| needs.missing_for_services(Device::Tun));
+            .of(Device::Tap, &["clients", "services"])
+            .or_else(|| needs.of(Device::Tun, &[]));
         trials.add(format!("tunnel::{name}"), missing, move |figure| {
             let mut tunnelled = tunnel::Tunnelled::new(arguments)?;
             test(&mut tunnelled, figure).map_err(|failed| tunnelled.explain(&failed))
         });
     }
     for (name, silent) in [("refused", false), ("silent", true)] {
-        let missing = needs.missing("tap", &needs.tap);
+        let missing = needs.of(Device::Tap, &[]);
         let name = format!("tunnel::a_million_syns_to_{name}_destinations_hold_up_nobody");
         let flooded = trials.trial(name, missing, move |figure| tunnel::flooded(silent, figure));
         trials.list.push(flooded.with_ignored_flag(true));
@@ -333,11 +324,8 @@ fn main() -> ExitCode {
         examples::each_has_help_and_names_what_is_wrong,
     ));
     for &(name, test) in signals::TESTS {
-        let missing = needs.missing("tap", &needs.tap);
-        trials.add(format!("signals::{name}"), missing, move |figure| {
-            figure(test()?);
-            Ok(())
-        });
+        let missing = needs.of(Device::Tap, &[]);
+        trials.report(format!("signals::{name}"), missing, test);
     }
     let conclusion = libtest_mimic::run(&arguments, trials.list);
     trials.figures.print();
@@ -366,13 +354,12 @@ const TESTS: &[(&str, Test)] = &[
 
 /// Needs no privileges. The example must draw nothing, and its message must name `--once`.
 fn top_without_a_terminal() -> Result<(), Failed> {
-    let failed = match fixture::start_top(&[])?.finish() {
+    let said = match fixture::start_top(&[])?.finish() {
         Ok(said) => return Err(format!("it succeeds:\n{said}").into()),
-        Err(failed) => failed,
+        Err(failed) => failed.to_string(),
     };
-    let said = failed.message().unwrap_or_default();
     if !said.contains("exit status: 1") || !said.contains("--once") || said.contains('\x1b') {
-        return Err(failed);
+        return Err(said.into());
     }
     let said = fixture::start_top(&["--once"])?.finish()?;
     if said.contains("local ") && said.contains("10.78.0.1:19 ") {
@@ -493,11 +480,11 @@ fn many_short_connections_each_get_their_own_file(
     Ok(())
 }
 
-fn download(fixture: &Fixture, name: &str, to: &str) -> Result<fixture::Running, Failed> {
+fn download(fixture: &Fixture, name: &str, to: &str) -> Result<Program, Failed> {
     curl(fixture, &["--output", to, &format!("http://{OURS}/{name}")])
 }
 
-fn upload(fixture: &Fixture, from: &str, name: &str) -> Result<fixture::Running, Failed> {
+fn upload(fixture: &Fixture, from: &str, name: &str) -> Result<Program, Failed> {
     curl(
         fixture,
         &["--upload-file", from, &format!("http://{OURS}/{name}")],
@@ -520,7 +507,7 @@ static CURL: LazyLock<[&str; 7]> = LazyLock::new(|| {
     ]
 });
 
-fn curl(fixture: &Fixture, arguments: &[&str]) -> Result<fixture::Running, Failed> {
+fn curl(fixture: &Fixture, arguments: &[&str]) -> Result<Program, Failed> {
     fixture.start("curl", &[&CURL[..], arguments].concat())
 }
 
@@ -561,17 +548,27 @@ impl Trials {
     fn add(
         &mut self,
         name: String,
-        missing: Option<Result<Completion, Failed>>,
+        missing: Missing,
         test: impl FnOnce(&dyn Fn(String)) -> Result<(), Failed> + Send + 'static,
     ) {
         let trial = self.trial(name, missing, test);
         self.list.push(trial);
     }
 
+    /// Adds a test that returns its figure.
+    fn report(
+        &mut self,
+        name: String,
+        missing: Missing,
+        test: impl FnOnce() -> Result<String, Failed> + Send + 'static,
+    ) {
+        self.add(name, missing, |figure| test().map(figure));
+    }
+
     fn trial(
         &self,
         name: String,
-        missing: Option<Result<Completion, Failed>>,
+        missing: Missing,
         test: impl FnOnce(&dyn Fn(String)) -> Result<(), Failed> + Send + 'static,
     ) -> Trial {
         let figures = self.figures.clone();
@@ -596,7 +593,7 @@ impl Trials {
     fn serve(
         &mut self,
         name: String,
-        missing: Option<Result<Completion, Failed>>,
+        missing: Missing,
         server: impl FnOnce() -> Result<Fixture, Failed> + Send + 'static,
         test: Test,
     ) {
@@ -629,53 +626,45 @@ impl Figures {
 // Requirements
 // -------------------------------------------------------------------------------------------------
 
-/// Why tests cannot run on this machine, if so, one field for each word of `REQUIRE`.
+/// Why tests cannot run on this machine, if so.
 #[derive(Default)]
 struct Needs {
-    tools: Option<String>,
+    /// For each of [`TOOLS`].
+    tools: Vec<Option<String>>,
     tap: Option<String>,
     packet: Option<String>,
     xdp: Option<String>,
-    /// Of the services.
-    more_tools: Option<String>,
-    /// Of the clients.
-    client_tools: Option<String>,
-    router_tools: Option<String>,
-    ipv6_tools: Option<String>,
-    lease_tools: Option<String>,
-    tls_tools: Option<String>,
-    gnutls: Option<String>,
     wget: Option<String>,
+    /// The words of `REQUIRE`.
     required: String,
 }
+
+/// A test that cannot run: ignored, or failed if what is missing is in `REQUIRE`.
+type Missing = Option<Result<Completion, Failed>>;
 
 impl Needs {
     fn look() -> Needs {
         let mut needs = Needs {
-            tools: missing_tools(&TOOLS),
-            more_tools: missing_tools(&MORE_TOOLS),
-            client_tools: missing_tools(&CLIENT_TOOLS),
-            router_tools: missing_tools(&ROUTER_TOOLS),
-            ipv6_tools: missing_tools(&IPV6_TOOLS),
-            lease_tools: missing_tools(&LEASE_TOOLS),
-            tls_tools: missing_tools(&TLS_TOOLS),
-            gnutls: missing_tools(&GNUTLS),
+            tools: TOOLS
+                .iter()
+                .map(|(_, tools)| missing_tools(tools))
+                .collect(),
             wget: missing_wget(),
             required: std::env::var("REQUIRE").unwrap_or_default(),
             ..Needs::default()
         };
-        if needs.tools.is_none() {
+        if needs.tools[0].is_none() {
             match Namespace::new("probe") {
                 Ok(probe) => {
                     needs.tap = missing_tap(&probe);
                     needs.packet = missing_packet(&probe);
                     needs.xdp = needs.packet.clone().or_else(missing_xdp);
                 }
-                Err(failed) => {
+                Err(error) => {
                     let reason = format!(
                         "needs root for network namespaces: {}; \
                          try: sudo -E env \"PATH=$PATH\" cargo test -p dominoes-tests --test host",
-                        one_line(&failed)
+                        one_line(&*error)
                     );
                     needs.tap = Some(reason.clone());
                     needs.xdp = Some(reason.clone());
@@ -686,95 +675,43 @@ impl Needs {
         needs
     }
 
-    fn missing_for_services(&self, device: Device) -> Option<Result<Completion, Failed>> {
-        if self.more_tools.is_some() {
-            return self.missing("tools", &self.more_tools);
-        }
-        match device {
-            Device::Tap | Device::Tun => self.missing("tap", &self.tap),
-            Device::Packet => self.missing("packet", &self.packet),
-            Device::Xdp => self.missing("xdp", &self.xdp),
-        }
-    }
-
-    fn missing_for_ipv6(&self, device: Device) -> Option<Result<Completion, Failed>> {
-        if self.ipv6_tools.is_some() {
-            return self.missing("tools", &self.ipv6_tools);
-        }
-        self.missing_for_services(device)
-    }
-
-    fn missing_for_leases(&self, device: Device) -> Option<Result<Completion, Failed>> {
-        self.missing("tools", &self.lease_tools)
-            .or_else(|| match device {
-                Device::Packet => self.missing("packet", &self.packet),
-                _ => self.missing("tap", &self.tap),
-            })
-    }
-
-    fn missing_for_clients(&self) -> Option<Result<Completion, Failed>> {
-        match (&self.client_tools, &self.more_tools) {
-            (None, None) => self.missing("tap", &self.tap),
-            (Some(_), _) => self.missing("tools", &self.client_tools),
-            (None, Some(_)) => self.missing("tools", &self.more_tools),
-        }
-    }
-
-    fn missing_for_tls(&self, device: Device) -> Option<Result<Completion, Failed>> {
-        match (&self.tls_tools, device) {
-            (Some(_), _) => self.missing("tools", &self.tls_tools),
-            (None, Device::Tap | Device::Tun) => self.missing("tap", &self.tap),
-            (None, Device::Packet) => self.missing("packet", &self.packet),
-            // The peer needs `ethtool`.
-            (None, Device::Xdp) => self.missing_for_services(device),
-        }
-    }
-
-    /// GnuTLS has its own word in `REQUIRE`.
-    fn missing_for_gnutls(&self) -> Option<Result<Completion, Failed>> {
-        self.missing_gnutls()
-            .or_else(|| self.missing_for_tls(Device::Tap))
-    }
-
-    fn missing_gnutls(&self) -> Option<Result<Completion, Failed>> {
-        self.missing("gnutls", &self.gnutls)
-    }
-
-    /// Only a `wget` with GnuTLS counts; other clients cover OpenSSL.
-    fn missing_wget(&self) -> Option<Result<Completion, Failed>> {
-        self.missing("wget", &self.wget)
-    }
-
-    fn missing_for_router(&self, device: &str) -> Option<Result<Completion, Failed>> {
-        if self.router_tools.is_some() {
-            return self.missing("tools", &self.router_tools);
-        }
-        // The server uses a packet socket with either device.
-        match (device, &self.packet) {
-            ("tap", None) => self.missing("tap", &self.tap),
-            _ => self.missing("packet", &self.packet),
-        }
-    }
-
-    /// The result of a test that cannot run: ignored, or failed if the missing requirement is in
-    /// `REQUIRE`.
-    fn missing(&self, word: &str, device: &Option<String>) -> Option<Result<Completion, Failed>> {
-        let (word, reason) = match (&self.tools, device) {
-            (Some(reason), _) => ("tools", reason),
-            (None, Some(reason)) => (word, reason),
-            (None, None) => return None,
+    /// What a test lacks that needs the device and these of [`TOOLS`], besides those that all need.
+    fn of(&self, device: Device, tools: &[&str]) -> Missing {
+        let (word, reason) = match device {
+            Device::Tap | Device::Tun => ("tap", &self.tap),
+            Device::Packet => ("packet", &self.packet),
+            Device::Xdp => ("xdp", &self.xdp),
         };
-        Some(
-            if self
-                .required
-                .split(',')
-                .any(|required| required.trim() == word)
-            {
-                Err(format!("required, but {reason}").into())
-            } else {
-                Ok(Completion::ignored_with(reason))
-            },
-        )
+        let of_device = || self.missing(word, reason.as_ref());
+        self.tools(&[&["all"], tools].concat()).or_else(of_device)
+    }
+
+    fn tools(&self, wanted: &[&str]) -> Missing {
+        let mut named = TOOLS.iter().zip(&self.tools);
+        named.find_map(|((name, _), reason)| match wanted.contains(name) {
+            true => self.missing(
+                if *name == "gnutls" { name } else { "tools" },
+                reason.as_ref(),
+            ),
+            false => None,
+        })
+    }
+
+    fn tls(&self, device: Device) -> Missing {
+        match device {
+            // The peer needs `ethtool`.
+            Device::Xdp => self.of(device, &["tls", "services"]),
+            _ => self.of(device, &["tls"]),
+        }
+    }
+
+    fn missing(&self, word: &str, reason: Option<&String>) -> Missing {
+        let mut required = self.required.split(',');
+        let is_required = required.any(|required| required.trim() == word);
+        reason.map(|reason| match is_required {
+            true => Err(format!("required, but {reason}").into()),
+            false => Ok(Completion::ignored_with(reason)),
+        })
     }
 }
 
@@ -782,44 +719,54 @@ impl Needs {
 /// package.
 type Tool = (&'static str, &'static str, &'static str);
 
-const TOOLS: [Tool; 3] = [
-    ("curl", "--version", "curl"),
-    ("ping", "-V", "iputils-ping"),
-    ("ip", "-V", "iproute2"),
-];
-
-const ROUTER_TOOLS: [Tool; 1] = [("traceroute", "--version", "traceroute")];
-
-const IPV6_TOOLS: [Tool; 5] = [
-    ("nc", "-h", "netcat-openbsd"),
-    ("nmap", "-V", "nmap"),
-    ("radvd", "--version", "radvd"),
-    ("socat", "-V", "socat"),
-    ("traceroute", "--version", "traceroute"),
-];
-const LEASE_TOOLS: [Tool; 1] = [("dnsmasq", "--version", "dnsmasq-base")];
-const TLS_TOOLS: [Tool; 1] = [("openssl", "version", "openssl")];
-
-const GNUTLS: [Tool; 1] = [("gnutls-cli", "--version", "gnutls-bin")];
-
-const MORE_TOOLS: [Tool; 3] = [
-    ("ethtool", "--version", "ethtool"),
-    ("iperf3", "--version", "iperf3"),
-    ("tshark", "--version", "tshark"),
-];
-
-/// Some of these have no argument with which they succeed at once, so their exit status is ignored.
-const CLIENT_TOOLS: [Tool; 10] = [
-    ("ab", "-V", "apache2-utils"),
-    ("arping", "-V", "iputils-arping"),
-    ("b3sum", "--version", "b3sum"),
-    ("hping3", "-v", "hping3"),
-    ("nc", "-h", "netcat-openbsd"),
-    ("nmap", "-V", "nmap"),
-    ("socat", "-V", "socat"),
-    ("wrk", "-v", "wrk"),
-    ("dig", "-v", "dnsutils"),
-    ("danted", "-v", "dante-server"),
+/// The tools of all tests, and of some, with a name. GnuTLS has its own word in `REQUIRE`. Some
+/// have no argument with which they succeed at once, so their exit status is ignored.
+const TOOLS: [(&str, &[Tool]); 8] = [
+    (
+        "all",
+        &[
+            ("curl", "--version", "curl"),
+            ("ping", "-V", "iputils-ping"),
+            ("ip", "-V", "iproute2"),
+        ],
+    ),
+    ("router", &[("traceroute", "--version", "traceroute")]),
+    (
+        "ipv6",
+        &[
+            ("nc", "-h", "netcat-openbsd"),
+            ("nmap", "-V", "nmap"),
+            ("radvd", "--version", "radvd"),
+            ("socat", "-V", "socat"),
+            ("traceroute", "--version", "traceroute"),
+        ],
+    ),
+    ("leases", &[("dnsmasq", "--version", "dnsmasq-base")]),
+    ("gnutls", &[("gnutls-cli", "--version", "gnutls-bin")]),
+    ("tls", &[("openssl", "version", "openssl")]),
+    (
+        "clients",
+        &[
+            ("ab", "-V", "apache2-utils"),
+            ("arping", "-V", "iputils-arping"),
+            ("b3sum", "--version", "b3sum"),
+            ("hping3", "-v", "hping3"),
+            ("nc", "-h", "netcat-openbsd"),
+            ("nmap", "-V", "nmap"),
+            ("socat", "-V", "socat"),
+            ("wrk", "-v", "wrk"),
+            ("dig", "-v", "dnsutils"),
+            ("danted", "-v", "dante-server"),
+        ],
+    ),
+    (
+        "services",
+        &[
+            ("ethtool", "--version", "ethtool"),
+            ("iperf3", "--version", "iperf3"),
+            ("tshark", "--version", "tshark"),
+        ],
+    ),
 ];
 
 fn missing_tools(tools: &[Tool]) -> Option<String> {
@@ -849,10 +796,10 @@ fn missing_wget() -> Option<String> {
 }
 
 fn missing_tap(probe: &Namespace) -> Option<String> {
-    let failed = probe.ip("tuntap add dev probe0 mode tap").err()?;
+    let error = probe.ip("tuntap add dev probe0 mode tap").err()?;
+    let why = one_line(&*error);
     Some(format!(
-        "needs TAP interfaces: {}; try: sudo modprobe tun",
-        one_line(&failed)
+        "needs TAP interfaces: {why}; try: sudo modprobe tun"
     ))
 }
 
@@ -863,12 +810,10 @@ fn missing_packet(probe: &Namespace) -> Option<String> {
         Err(error) => return Some(error.to_string()),
         Ok(_) => return Some("the loopback interface is an Ethernet".to_owned()),
     }
-    let failed = probe
-        .ip("link add probe1 type veth peer name probe2")
-        .err()?;
+    let made = probe.ip("link add probe1 type veth peer name probe2");
+    let why = one_line(&*made.err()?);
     Some(format!(
-        "needs veth interfaces: {}; try: sudo modprobe veth",
-        one_line(&failed)
+        "needs veth interfaces: {why}; try: sudo modprobe veth"
     ))
 }
 
@@ -891,11 +836,6 @@ fn missing_xdp() -> Option<String> {
     })
 }
 
-fn one_line(failed: &Failed) -> String {
-    failed
-        .message()
-        .unwrap_or_default()
-        .lines()
-        .collect::<Vec<_>>()
-        .join(", ")
+fn one_line(error: &dyn Error) -> String {
+    error.to_string().lines().collect::<Vec<_>>().join(", ")
 }

@@ -160,7 +160,7 @@ fn nc_and_socat_receive_their_echo(fixture: &Fixture, _: &dyn Fn(String)) -> Res
 }
 
 fn arping_is_answered(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
-    let answers = ["-c", "3", "-w", "60", "-I", fixture.interface, OURS];
+    let answers = ["-c", "3", "-w", "60", "-I", fixture.interface(), OURS];
     let said = fixture.run("arping", &answers)?;
     if !said.contains("Received 3 response") {
         return Err(said.into());
@@ -170,7 +170,7 @@ fn arping_is_answered(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Faile
         fixture,
         &format!(
             "arping -D -c 1 -w 60 -I {} {OURS} || echo taken",
-            fixture.interface
+            fixture.interface()
         ),
     )?;
     check(said.contains("taken"), &said)
@@ -178,7 +178,7 @@ fn arping_is_answered(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Faile
 
 /// Checks the kernel's neighbour table, `ping` and `curl`, from an address of the second network.
 fn a_second_address_is_served(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
-    let interface = fixture.interface;
+    let interface = fixture.interface();
     fixture.ip(&format!("addr add {THEIRS_ALSO} dev {interface}"))?;
     ping_singly(fixture, &["-n", OURS_ALSO], 3)?;
     let said = fixture.ip(&format!("neigh show {OURS_ALSO} dev {interface}"))?;
@@ -201,7 +201,7 @@ fn a_second_address_is_served(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(
 fn nmap_and_hping3_do_no_harm(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     let file = folder.file("capture");
-    let capture = ["-q", "-i", fixture.interface, "-c", FRAMES, "-w", &file];
+    let capture = ["-q", "-i", fixture.interface(), "-c", FRAMES, "-w", &file];
     let watching = fixture.start("tshark", &capture)?;
     let said = fixture.run(
         "nmap",

@@ -23,7 +23,7 @@ use dominoes_testkit::Rng;
 use libtest_mimic::Failed;
 use sha2::{Digest, Sha256};
 
-use crate::fixture::{Device, Ends, KERNELS_V6, OURS, OURS_V6, Server, Temporary};
+use crate::fixture::{self, Device, Ends, KERNELS_V6, OURS, OURS_V6, Program, Temporary, explain};
 
 /// The first argument of the program.
 pub(crate) const PEER: &str = "--datagram-peer";
@@ -69,21 +69,21 @@ pub(crate) fn run(device: Device) -> Result<String, Failed> {
             let sent = kernel_receives(&ends, &program, address)?;
             Ok(format!("{taken}, {sent}"))
         });
-        sent.map_err(|failed| server.explain(failed.message().unwrap_or("failed")))
+        sent.map_err(|failed| explain(&mut server, &failed))
     };
     let (v4, v6) = (both_ways(OURS)?, both_ways(OURS_V6)?);
     Ok(format!("IPv4: {v4}; IPv6: {v6}"))
 }
 
 /// Starts our stack on a device whose other end is the kernel.
-fn start(device: Device, program: &str, datagrams: u32) -> Result<(Ends, Server), Failed> {
+fn start(device: Device, program: &str, datagrams: u32) -> Result<(Ends, Program), Failed> {
     let ends = Ends::new(device)?;
     let (peer, interface) = (ends.peer(), ends.interface());
     peer.enable_v6(interface)?;
     peer.ip(&format!("addr add {KERNELS_V6}/64 dev {interface} nodad"))?;
     let mut command = ends.our_command(Path::new(program));
     command.args([PEER, interface, &datagrams.to_string()]);
-    let server = Server::start(command)?;
+    let server = fixture::serve(&mut command)?;
     peer.wait_until_running(interface)?;
     Ok((ends, server))
 }
@@ -113,7 +113,7 @@ fn flood(device: Device, datagrams: u32) -> Result<u64, Failed> {
     let asked = format!("{OURS}:{ASKED}");
     ends.speak(&program, &[PEER, "kernel", &asked, "flood"])?
         .finish()?;
-    server.wait_for(" datagrams/s\n")?;
+    server.wait_for(" datagrams/s\n", 1)?;
     let said = server.said();
     let rate = said
         .lines()
@@ -131,7 +131,7 @@ fn frames(ends: &Ends, way: &str) -> Result<u64, Failed> {
 /// The kernel sends datagrams in undivided frames.
 fn kernel_sends(
     ends: &Ends,
-    server: &Server,
+    server: &Program,
     program: &str,
     ours: SocketAddr,
 ) -> Result<String, Failed> {
@@ -152,7 +152,7 @@ fn kernel_sends(
     let socat = ends.speak("socat", &["-u", "-b", &block, &from, &to])?;
     socat.finish()?;
     let datagrams = LEN.div_ceil(SIZE);
-    server.wait_for(&format!("got {} in {datagrams}\n", folder.hex("sent")?))?;
+    server.wait_for(&format!("got {} in {datagrams}\n", folder.hex("sent")?), 1)?;
     let frames = frames(ends, "tx")? - before;
     few(frames, datagrams, "came")
 }

@@ -2,9 +2,8 @@
 
 use std::process::Command;
 
+use dominoes_testkit::programs;
 use libtest_mimic::Failed;
-
-use crate::fixture;
 
 /// Examples, and values that each rejects.
 const EXAMPLES: &[(&str, &[&[&str]])] = &[
@@ -73,7 +72,7 @@ const STACKS: &[&[&str]] = &[
 pub(crate) fn each_has_help_and_names_what_is_wrong() -> Result<(), Failed> {
     let mut wrong = Vec::new();
     for &(name, values) in EXAMPLES {
-        let program = fixture::example(name)?;
+        let program = programs::example(name)?;
         let run = |arguments: &[&str]| {
             let output = Command::new(&program).args(arguments).output()?;
             let [out, err] =

@@ -1,21 +1,19 @@
-//! Network namespaces with a server in them, commands with a deadline, and files with hashes. Each
-//! value removes on drop whatever it made, also after a panic.
+//! Servers between the two ends of a device, and files with hashes.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use dominoes_testkit::Rng;
+use dominoes_testkit::programs::{self, Ends as Between, Folder, PATIENCE};
+pub(crate) use dominoes_testkit::programs::{Device, Namespace, Program};
 use libtest_mimic::Failed;
 use sha2::{Digest, Sha256};
 
-/// Longer than any command takes on a busy machine, except transfers that `HOST_BYTES` makes long.
-const PATIENCE: Duration = Duration::from_secs(120);
 /// A lower bound of any transfer's speed on a busy machine, in bytes per second.
 const SLOWEST: u64 = 4_000_000;
 /// Run time after which a server ends by itself, in case this program is killed. It grows by
@@ -35,7 +33,7 @@ pub(crate) fn host_bytes() -> Result<Option<u64>, Failed> {
 
 /// The time that `HOST_BYTES` adds to a transfer. A value that is not a number counts as 0 here;
 /// the tests that use it report the error.
-fn longer() -> Duration {
+pub(crate) fn longer() -> Duration {
     let bytes = host_bytes().ok().flatten().unwrap_or(0);
     Duration::from_secs(bytes / SLOWEST)
 }
@@ -72,146 +70,98 @@ pub(crate) const OURS_SECOND_V6: &str = "fd00:79::1";
 pub(crate) const GROUP: &str = "239.78.0.7";
 pub(crate) const GROUP_V6: &str = "ff12::78:7";
 
-/// The kind of device that the server uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Device {
-    /// A TAP; the kernel in the same namespace is its other end.
-    Tap,
-    /// The same for a TUN.
-    Tun,
-    /// One end of a veth pair through a packet socket; the other end is in the peer's namespace.
-    Packet,
-    /// Like `Packet`, through AF_XDP, which needs a peer that computes checksums.
-    Xdp,
-}
-
-impl Device {
-    /// The name of the interface at either end.
-    pub(crate) fn interface(self) -> &'static str {
-        match self {
-            Device::Tap => "tap0",
-            Device::Tun => "tun0",
-            Device::Packet | Device::Xdp => "veth0",
-        }
-    }
-
-    /// The option with which the examples take the name of this interface.
-    pub(crate) fn option(self) -> &'static str {
-        match self {
-            Device::Tap => "--tap",
-            Device::Tun => "--tun",
-            Device::Packet => "--packet",
-            Device::Xdp => "--xdp",
-        }
-    }
-}
-
-/// The namespaces at both ends of a device, without a server of ours.
-pub(crate) struct Ends {
-    peer: Namespace,
-    /// Our namespace, if it differs from the peer's.
-    ours: Option<Namespace>,
-    device: Device,
-}
+/// The ends of a device, without a server of ours.
+pub(crate) struct Ends(Between);
 
 impl Ends {
     pub(crate) fn new(device: Device) -> Result<Ends, Failed> {
-        Ends::with_queues(device, false)
-    }
-
-    /// As [`Ends::new`]; a TAP or TUN is for `several` queues, or for one.
-    fn with_queues(device: Device, several: bool) -> Result<Ends, Failed> {
-        let peer = Namespace::new("peer")?;
-        let interface = device.interface();
-        let ours = match device {
-            Device::Tap | Device::Tun => {
-                let mode = device.option().trim_start_matches('-');
-                let queues = if several { " multi_queue" } else { "" };
-                peer.ip(&format!("tuntap add dev {interface} mode {mode}{queues}"))?;
-                None
-            }
-            Device::Packet | Device::Xdp => {
-                let ours = Namespace::new("ours")?;
-                let name = &peer.name;
-                ours.ip(&format!(
-                    "link add {interface} type veth peer name {interface} netns {name}"
-                ))?;
-                ours.ip(&format!("link set {interface} up"))?;
-                Some(ours)
-            }
-        };
-        peer.ip(&format!("addr add {KERNELS} dev {interface}"))?;
-        peer.ip(&format!("link set {interface} up"))?;
-        if device == Device::Xdp {
-            let mut command = peer.command("ethtool");
-            command.args(["-K", interface, "tx", "off"]);
-            Running::start(command)?.finish()?;
-        }
-        Ok(Ends { peer, ours, device })
+        Ok(Ends(Between::new(device, KERNELS, false)?))
     }
 
     /// The peer's namespace.
     pub(crate) fn peer(&self) -> &Namespace {
-        &self.peer
+        &self.0.peer
     }
 
     /// The name of the interface at either end.
     pub(crate) fn interface(&self) -> &'static str {
-        self.device.interface()
+        self.0.interface()
     }
 
     /// A command that runs in our namespace.
     pub(crate) fn our_command(&self, program: &Path) -> Command {
-        self.ours.as_ref().unwrap_or(&self.peer).command(program)
+        self.0.ours().command(program)
+    }
+
+    /// An example with the interface.
+    fn example(&self, name: &str, arguments: &[&str]) -> Result<Program, Failed> {
+        let mut command = self.our_command(&programs::example(name)?);
+        command.args([self.0.device.option(), self.interface()]);
+        start(command.args(arguments))
     }
 
     /// Runs the example `https_get` and returns its output on both streams.
     pub(crate) fn https_get(&self, arguments: &[&str]) -> Result<String, Failed> {
-        let mut command = self.our_command(server_program("https_get", &HTTPS_GET)?);
-        let option = [self.device.option(), self.device.interface()];
-        command.args([&option, &["--addr", "10.78.0.1/24"], arguments].concat());
-        Dialogue::start(command)?.finish()
+        let arguments = [&["--addr", "10.78.0.1/24"], arguments].concat();
+        Ok(self.example("https_get", &arguments)?.finish_all(false)?)
     }
 
     /// Runs the example `ping` with an address of each family and returns its output.
     pub(crate) fn ping(&self, arguments: &[&str]) -> Result<String, Failed> {
-        let mut command = self.our_command(server_program("ping", &PING)?);
-        let option = [self.device.option(), self.device.interface()];
         let ours = format!("{OURS_V6}/64");
         let addresses = ["--addr", "10.78.0.1/24", "--addr6", &ours];
-        command.args([&option[..], &addresses, arguments].concat());
-        Running::start(command)?.finish()
+        let arguments = [&addresses, arguments].concat();
+        Ok(self.example("ping", &arguments)?.finish()?)
     }
 
     /// Runs the example `ping` with the addresses that the network gives, and returns its output.
     pub(crate) fn ping_from_lease(&self, hosts: &[&str]) -> Result<String, Failed> {
-        let mut command = self.our_command(server_program("ping", &PING)?);
-        let option = [self.device.option(), self.device.interface()];
         let addresses = ["--addr", "dhcp", "--addr6", "auto", "--count", "3"];
-        command.args([&option[..], &addresses, hosts].concat());
-        Running::start(command)?.finish()
+        Ok(self
+            .example("ping", &[&addresses, hosts].concat())?
+            .finish()?)
     }
 
     /// Starts a command in the peer's namespace.
-    pub(crate) fn speak(&self, program: &str, arguments: &[&str]) -> Result<Dialogue, Failed> {
-        let mut command = self.peer.command(program);
-        command.args(arguments);
-        Dialogue::start(command)
+    pub(crate) fn speak(&self, program: &str, arguments: &[&str]) -> Result<Program, Failed> {
+        speak(self.0.peer.command(program).args(arguments))
     }
+}
+
+/// Starts a command with a deadline.
+pub(crate) fn start(command: &mut Command) -> Result<Program, Failed> {
+    Ok(Program::start(command)?.allow(longer()))
+}
+
+/// Starts a command with a deadline that gets input while it runs.
+pub(crate) fn speak(command: &mut Command) -> Result<Program, Failed> {
+    Ok(Program::speak(command)?.allow(longer()))
+}
+
+/// Starts a server, and waits until it reports that it listens.
+pub(crate) fn serve(command: &mut Command) -> Result<Program, Failed> {
+    Ok(Program::serve(command, "listening on ")?)
+}
+
+/// A failure with the output of a server.
+pub(crate) fn explain(server: &mut Program, failed: &Failed) -> Failed {
+    let state = match server.status() {
+        Ok(None) => "still runs".to_owned(),
+        Ok(Some(status)) => format!("ended with {status}"),
+        Err(error) => error.to_string(),
+    };
+    let (failure, said) = (failed.message().unwrap_or("failed"), server.said());
+    format!("{failure}\nThe server {state}. It said:\n{said}").into()
 }
 
 /// A running server and the namespaces around it.
 pub(crate) struct Fixture {
-    server: Server,
+    server: Program,
     /// The process that advertises a prefix, if any.
-    router: Option<Running>,
-    pub(crate) peer: Namespace,
-    /// Our namespace, if it differs from the peer's.
-    _ours: Option<Namespace>,
+    router: Option<Program>,
+    ends: Between,
     /// The folder that the server serves.
     pub(crate) root: Temporary,
-    /// The kernel's interface.
-    pub(crate) interface: &'static str,
     /// The number of lines that the server prints without errors; `None`: any number.
     lines: Option<usize>,
 }
@@ -224,7 +174,7 @@ impl Fixture {
         let folder = root.file("");
         let arguments = ["--replicas", &replicas, "--root", &folder];
         let option = device.option();
-        let program = server_program("http_server", &HTTP_SERVER)?;
+        let program = &programs::example("http_server")?;
         let arguments = [&[option, device.interface()][..], &common()[..], &arguments].concat();
         Fixture::start_server(device, program, &arguments, root, Some(1), |_| Ok(()))
     }
@@ -235,7 +185,7 @@ impl Fixture {
         let root = Temporary::new()?;
         crate::ingest::write_file(&root)?;
         let [taken, strings] = ["taken", "strings"].map(|name| root.file(name));
-        let program = server_program("ingest", &INGEST)?;
+        let program = &programs::example("ingest")?;
         let own = ["--to", &taken, "--strings", &strings];
         let option = [device.option(), device.interface()];
         let arguments = [&option[..], &common()[..], &own, arguments].concat();
@@ -271,11 +221,11 @@ impl Fixture {
         let mut fixture = Fixture::services_after(device, &["--addr6", "auto"], |peer| {
             peer.enable_v6(device.interface())?;
             // `radvd` advertises only where the kernel forwards packets.
-            peer.write("/proc/sys/net/ipv6/conf/all/forwarding", "1")?;
+            peer.shell("echo 1 > /proc/sys/net/ipv6/conf/all/forwarding")?;
             let mut command = peer.command("radvd");
             command.args(["--nodaemon", "--logmethod", "stderr"]);
             command.args(["--config", &file, "--pidfile", &id]);
-            router = Some(Running::start(command)?);
+            router = Some(start(&mut command)?);
             Ok(())
         })?;
         (fixture.router, fixture.root) = (router, root);
@@ -285,24 +235,21 @@ impl Fixture {
     /// The example `services` with an address of either family at each of two interfaces. One
     /// network is in the peer's namespace, the other in `far`.
     pub(crate) fn services_at_two(device: Device, far: &Namespace) -> Result<Fixture, Failed> {
-        let ends = Ends::new(device)?;
+        let ends = Between::new(device, KERNELS, false)?;
         let interface = device.interface();
-        let second = match (device, &ends.ours) {
-            (Device::Tap, _) | (_, None) => {
+        let second = match ends.is_one() {
+            true => {
                 // Moves to `far` once the server has opened the other end.
                 ends.peer.ip(&format!("tuntap add dev {SECOND} mode tap"))?;
                 &ends.peer
             }
-            (_, Some(ours)) => {
-                let name = &far.name;
-                ours.ip(&format!(
-                    "link add {SECOND} type veth peer name {SECOND} netns {name}"
-                ))?;
-                ours.ip(&format!("link set {SECOND} up"))?;
+            false => {
+                ends.ours().join(far, SECOND)?;
+                ends.ours().ip(&format!("link set {SECOND} up"))?;
                 far
             }
         };
-        let program = server_program("services", &SERVICES)?;
+        let program = &programs::example("services")?;
         let (v6, own) = (
             format!("{OURS_V6}/64"),
             format!("{SECOND},{OURS_SECOND}/24,{OURS_SECOND_V6}/64"),
@@ -338,7 +285,7 @@ impl Fixture {
         arguments: &[&str],
         prepare: impl FnOnce(&Namespace) -> Result<(), Failed>,
     ) -> Result<Fixture, Failed> {
-        let program = server_program("services", &SERVICES)?;
+        let program = &programs::example("services")?;
         let option = [device.option(), device.interface()];
         let arguments = [&option[..], &common()[..], arguments].concat();
         Fixture::start_server(
@@ -355,7 +302,7 @@ impl Fixture {
     pub(crate) fn https(device: Device, arguments: &[&str]) -> Result<Fixture, Failed> {
         let root = Temporary::new()?;
         let [folder, ca] = ["", "ca.pem"].map(|name| root.file(name));
-        let program = server_program("https_server", &HTTPS_SERVER)?;
+        let program = &programs::example("https_server")?;
         let served = ["--root", &folder, "--save-certificate", &ca];
         let option = [device.option(), device.interface()];
         let lines = (!arguments.contains(&"--kill-every")).then_some(1);
@@ -365,7 +312,7 @@ impl Fixture {
 
     /// The example `udp_echo`, over a TAP.
     pub(crate) fn udp_echo() -> Result<Fixture, Failed> {
-        let program = server_program("udp_echo", &UDP_ECHO)?;
+        let program = &programs::example("udp_echo")?;
         let arguments = ["--tap", Device::Tap.interface()];
         let root = Temporary::new()?;
         Fixture::start_server(Device::Tap, program, &arguments, root, Some(1), |_| Ok(()))
@@ -379,12 +326,12 @@ impl Fixture {
         lines: Option<usize>,
         prepare: impl FnOnce(&Namespace) -> Result<(), Failed>,
     ) -> Result<Fixture, Failed> {
-        let ends = Ends::with_queues(device, arguments.contains(&"--queues"))?;
+        let ends = Between::new(device, KERNELS, arguments.contains(&"--queues"))?;
         Fixture::start_between(ends, program, arguments, root, lines, prepare)
     }
 
     fn start_between(
-        ends: Ends,
+        ends: Between,
         program: &Path,
         arguments: &[&str],
         root: Temporary,
@@ -392,41 +339,42 @@ impl Fixture {
         prepare: impl FnOnce(&Namespace) -> Result<(), Failed>,
     ) -> Result<Fixture, Failed> {
         prepare(&ends.peer)?;
-        let mut command = ends.our_command(program);
-        command.args(arguments);
-        let server = Server::start(command)?;
+        let server = serve(ends.ours().command(program).args(arguments))?;
         // The interface of a TAP can carry frames once the server has opened it, and the kernel
         // reports this a little later.
-        let interface = ends.interface();
-        ends.peer.wait_until_running(interface)?;
+        ends.peer.wait_until_running(ends.interface())?;
         Ok(Fixture {
             server,
             router: None,
-            peer: ends.peer,
-            _ours: ends.ours,
+            ends,
             root,
-            interface,
             lines,
         })
     }
 
+    /// The peer's namespace.
+    pub(crate) fn peer(&self) -> &Namespace {
+        &self.ends.peer
+    }
+
+    /// The kernel's interface.
+    pub(crate) fn interface(&self) -> &'static str {
+        self.ends.interface()
+    }
+
     /// Runs a command in the peer's namespace and returns its output.
     pub(crate) fn run(&self, program: &str, arguments: &[&str]) -> Result<String, Failed> {
-        self.start(program, arguments)?.finish()
+        Ok(self.start(program, arguments)?.finish()?)
     }
 
     /// Starts a command in the peer's namespace.
-    pub(crate) fn start(&self, program: &str, arguments: &[&str]) -> Result<Running, Failed> {
-        let mut command = self.peer.command(program);
-        command.args(arguments);
-        Running::start(command)
+    pub(crate) fn start(&self, program: &str, arguments: &[&str]) -> Result<Program, Failed> {
+        start(self.peer().command(program).args(arguments))
     }
 
     /// Starts a command in the peer's namespace that gets input while it runs.
-    pub(crate) fn speak(&self, program: &str, arguments: &[&str]) -> Result<Dialogue, Failed> {
-        let mut command = self.peer.command(program);
-        command.args(arguments);
-        Dialogue::start(command)
+    pub(crate) fn speak(&self, program: &str, arguments: &[&str]) -> Result<Program, Failed> {
+        speak(self.peer().command(program).args(arguments))
     }
 
     /// Fails if the server has ended or printed an error: about its device, a divergence, or a
@@ -434,7 +382,7 @@ impl Fixture {
     pub(crate) fn check(&mut self) -> Result<(), Failed> {
         let said = self.server.said().lines().count();
         let complained = self.lines.is_some_and(|lines| said > lines);
-        match self.server.process.0.try_wait()? {
+        match self.server.status()? {
             None if !complained => Ok(()),
             _ => Err("the server has something to say".into()),
         }
@@ -442,18 +390,18 @@ impl Fixture {
 
     /// Runs `ip` in the peer's namespace.
     pub(crate) fn ip(&self, arguments: &str) -> Result<String, Failed> {
-        self.peer.ip(arguments)
+        Ok(self.peer().ip(arguments)?)
     }
 
     /// Gives the peer's kernel another address.
     pub(crate) fn add_address(&self, address: &str) -> Result<(), Failed> {
-        self.peer.ip(&format!("addr add {address} dev lo"))?;
+        self.ip(&format!("addr add {address} dev lo"))?;
         Ok(())
     }
 
     /// The process number of the server.
     pub(crate) fn server_id(&self) -> u32 {
-        self.server.process.0.id()
+        self.server.id()
     }
 
     /// Waits until the server ends by itself, and returns its status. Fails if that takes longer
@@ -461,7 +409,7 @@ impl Fixture {
     pub(crate) fn wait_for_end(&mut self, patience: Duration) -> Result<ExitStatus, Failed> {
         let deadline = Instant::now() + patience;
         loop {
-            if let Some(status) = self.server.process.0.try_wait()? {
+            if let Some(status) = self.server.status()? {
                 return Ok(status);
             }
             if Instant::now() > deadline {
@@ -473,22 +421,22 @@ impl Fixture {
 
     /// The server's output so far.
     pub(crate) fn said(&self) -> String {
-        self.server.said().clone()
+        self.server.said()
     }
 
     /// Bytes of the server's resident memory.
     pub(crate) fn server_memory(&self) -> Result<u64, Failed> {
-        self.server.memory()
+        Ok(self.server.memory()?)
     }
 
     /// Processor time of all threads of the server.
     pub(crate) fn server_cpu(&self) -> Result<Duration, Failed> {
-        cpu_time(&self.server.process.0.id().to_string())
+        cpu_time(&self.server.id().to_string())
     }
 
     /// A failure with the server's output.
     pub(crate) fn explain(&mut self, failed: &Failed) -> Failed {
-        self.server.explain(failed.message().unwrap_or("failed"))
+        explain(&mut self.server, failed)
     }
 
     /// The congestion control of the kernel, which applies to uploads.
@@ -508,510 +456,39 @@ pub(crate) fn cpu_time(process: &str) -> Result<Duration, Failed> {
     Ok(Duration::from_millis(10 * sum))
 }
 
-// Namespaces
-// -------------------------------------------------------------------------------------------------
-
-/// A network namespace with a name that no other process uses.
-pub(crate) struct Namespace {
-    pub(crate) name: String,
-}
-
-impl Namespace {
-    pub(crate) fn new(role: &str) -> Result<Namespace, Failed> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let (process, number) = (std::process::id(), NEXT.fetch_add(1, Relaxed));
-        let name = format!("dominoes-{process}-{number}-{role}");
-        ip(&format!("netns add {name}"))?;
-        let namespace = Namespace { name };
-        namespace.ip("link set lo up")?;
-        // The kernel's neighbour discovery would mix its frames with ours.
-        let quiet = "echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6 || true";
-        let mut command = namespace.command("sh");
-        command.args(["-c", quiet]);
-        Running::start(command)?.finish()?;
-        Ok(namespace)
-    }
-
-    /// Runs `ip` for this namespace.
-    pub(crate) fn ip(&self, arguments: &str) -> Result<String, Failed> {
-        ip(&format!("-n {} {arguments}", self.name))
-    }
-
-    /// A command that runs in this namespace and keeps its process number.
-    pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.name]).arg(program);
-        command
-    }
-
-    /// Enables IPv6 on an interface, without duplicate address detection.
-    pub(crate) fn enable_v6(&self, interface: &str) -> Result<(), Failed> {
-        let folder = format!("/proc/sys/net/ipv6/conf/{interface}");
-        self.write(&format!("{folder}/accept_dad"), "0")?;
-        self.write(&format!("{folder}/disable_ipv6"), "0")
-    }
-
-    /// Writes a file, by its path in this namespace.
-    pub(crate) fn write(&self, path: &str, text: &str) -> Result<(), Failed> {
-        let mut command = self.command("sh");
-        command.args(["-c", &format!("echo {text} > {path}")]);
-        Running::start(command)?.finish()?;
-        Ok(())
-    }
-
-    /// Waits until an interface carries frames.
-    pub(crate) fn wait_until_running(&self, interface: &str) -> Result<(), Failed> {
-        let deadline = Instant::now() + patience();
-        loop {
-            let line = self.ip(&format!("-o link show dev {interface}"))?;
-            if line.contains(" state UP ") {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                return Err(format!("it does not come up: {line}").into());
-            }
-            thread::sleep(GLANCE);
-        }
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        // Removes its interfaces, too.
-        if let Err(failed) = ip(&format!("netns del {}", self.name)) {
-            eprintln!(
-                "{} stays: {}",
-                self.name,
-                failed.message().unwrap_or_default()
-            );
-        }
-    }
-}
-
-/// Runs `ip` and returns its output.
-fn ip(arguments: &str) -> Result<String, Failed> {
-    let mut command = Command::new("ip");
-    command.args(arguments.split(' '));
-    Running::start(command)?.finish()
-}
-
-// Processes
-// -------------------------------------------------------------------------------------------------
-
-/// A process that is killed on drop.
-struct Process(Child);
-
-impl Process {
-    fn start(command: &mut Command, stdin: Stdio) -> Result<Process, Failed> {
-        Process::start_into(command, stdin, Stdio::piped())
-    }
-
-    fn start_into(command: &mut Command, stdin: Stdio, out: Stdio) -> Result<Process, Failed> {
-        let spawned = command
-            .stdin(stdin)
-            .stdout(out)
-            .stderr(Stdio::piped())
-            .spawn();
-        match spawned {
-            Ok(child) => Ok(Process(child)),
-            Err(error) => Err(format!("{}: {error}", describe(command)).into()),
-        }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // Fails if the process has ended, which is fine.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A command line, for messages.
-fn describe(command: &Command) -> String {
-    format!("{command:?}").replace('"', "")
-}
-
-/// A command with a deadline.
-pub(crate) struct Running {
-    what: String,
-    process: Process,
-    deadline: Instant,
-    out: thread::JoinHandle<String>,
-    err: thread::JoinHandle<String>,
-}
-
-impl Running {
-    pub(crate) fn start(command: Command) -> Result<Running, Failed> {
-        Running::start_between(command, Stdio::null(), Stdio::piped())
-    }
-
-    /// Starts a command with a standard input, and with a standard output that may be a file.
-    pub(crate) fn start_between(
-        mut command: Command,
-        stdin: Stdio,
-        out: Stdio,
-    ) -> Result<Running, Failed> {
-        let mut process = Process::start_into(&mut command, stdin, out)?;
-        Ok(Running {
-            what: describe(&command),
-            out: collect(process.0.stdout.take()),
-            err: collect(process.0.stderr.take()),
-            process,
-            deadline: Instant::now() + patience(),
-        })
-    }
-
-    /// Extends the deadline.
-    pub(crate) fn allow(mut self, more: Duration) -> Running {
-        self.deadline += more;
-        self
-    }
-
-    /// Whether the command has ended by itself. Fails after the deadline.
-    pub(crate) fn has_ended(&self) -> Result<bool, Failed> {
-        if Instant::now() > self.deadline {
-            return Err(format!("{}: after {} s", self.what, patience().as_secs()).into());
-        }
-        // The pipes are closed when the command ends.
-        Ok(self.out.is_finished() && self.err.is_finished())
-    }
-
-    /// Waits until the command ends, and returns its output. A failure contains the standard error.
-    pub(crate) fn finish(mut self) -> Result<String, Failed> {
-        let outcome = loop {
-            match self.process.0.try_wait()? {
-                Some(status) if status.success() => break None,
-                Some(status) => break Some(status.to_string()),
-                None if Instant::now() < self.deadline => thread::sleep(GLANCE),
-                None => break Some(format!("killed after {} s", patience().as_secs())),
-            }
-        };
-        drop(self.process);
-        let [out, err] = [self.out, self.err].map(|thread| thread.join().unwrap_or_default());
-        match outcome {
-            None => Ok(out),
-            Some(outcome) => Err(format!("{}: {outcome}\n{out}{err}", self.what).into()),
-        }
-    }
-}
-
-/// Reads the output of a process in a thread, so that the process does not block on a full pipe.
-fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        if let Some(mut pipe) = pipe {
-            // The output before a read error is still useful.
-            let _ = pipe.read_to_end(&mut bytes);
-        }
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
-}
-
-/// A command with a deadline that gets input while it runs.
-pub(crate) struct Dialogue {
-    what: String,
-    process: Process,
-    input: Option<ChildStdin>,
-    /// The output so far, of both streams.
-    said: Arc<Mutex<Vec<u8>>>,
-    pipes: Vec<thread::JoinHandle<()>>,
-    deadline: Instant,
-}
-
-impl Dialogue {
-    pub(crate) fn start(mut command: Command) -> Result<Dialogue, Failed> {
-        let mut process = Process::start(&mut command, Stdio::piped())?;
-        let said = Arc::new(Mutex::new(Vec::new()));
-        let listen = |pipe: Box<dyn Read + Send>| {
-            let said = Arc::clone(&said);
-            thread::spawn(move || {
-                let (mut pipe, mut bytes) = (pipe, vec![0; 64 << 10]);
-                // The output before a read error is still useful.
-                while let Ok(len @ 1..) = pipe.read(&mut bytes) {
-                    let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
-                    said.extend_from_slice(&bytes[..len]);
-                }
-            })
-        };
-        let out = process.0.stdout.take().map(|pipe| listen(Box::new(pipe)));
-        let err = process.0.stderr.take().map(|pipe| listen(Box::new(pipe)));
-        Ok(Dialogue {
-            what: describe(&command),
-            input: process.0.stdin.take(),
-            process,
-            pipes: out.into_iter().chain(err).collect(),
-            said,
-            deadline: Instant::now() + patience(),
-        })
-    }
-
-    /// The output so far.
-    pub(crate) fn said(&self) -> String {
-        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        String::from_utf8_lossy(&said).into_owned()
-    }
-
-    /// Writes to the standard input of the command.
-    pub(crate) fn say(&mut self, words: &str) -> Result<(), Failed> {
-        if let Some(input) = &mut self.input {
-            input.write_all(words.as_bytes())?;
-            input.flush()?;
-        }
-        Ok(())
-    }
-
-    /// Waits until the output contains `words` `count` times.
-    pub(crate) fn wait_for(&self, words: &str, count: usize) -> Result<(), Failed> {
-        while self.said().matches(words).count() < count {
-            if self.pipes.iter().all(|pipe| pipe.is_finished()) || Instant::now() > self.deadline {
-                let (what, said) = (&self.what, self.said());
-                return Err(format!("{what} does not say {words:?}:\n{said}").into());
-            }
-            thread::sleep(GLANCE);
-        }
-        Ok(())
-    }
-
-    /// Waits until the command ends, and returns its status and its output.
-    fn end(mut self) -> Result<(ExitStatus, Vec<u8>), Failed> {
-        let status = loop {
-            match self.process.0.try_wait()? {
-                Some(status) => break status,
-                None if Instant::now() < self.deadline => thread::sleep(GLANCE),
-                None => {
-                    let (what, said) = (&self.what, self.said());
-                    return Err(format!("{what} does not end:\n{said}").into());
-                }
-            }
-        };
-        for pipe in self.pipes {
-            let _ = pipe.join();
-        }
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok((status, std::mem::take(&mut *said)))
-    }
-
-    /// Waits until the command succeeds, and returns the bytes of its output.
-    pub(crate) fn finish_bytes(self) -> Result<Vec<u8>, Failed> {
-        let what = self.what.clone();
-        match self.end()? {
-            (status, said) if status.success() => Ok(said),
-            (status, said) => {
-                let said = String::from_utf8_lossy(&said);
-                Err(format!("{what}: {status}\n{said}").into())
-            }
-        }
-    }
-
-    /// Waits until the command succeeds, and returns its output as text.
-    pub(crate) fn finish(self) -> Result<String, Failed> {
-        let said = self.finish_bytes()?;
-        Ok(String::from_utf8_lossy(&said).into_owned())
-    }
-
-    /// Waits until the command fails, and returns its output.
-    pub(crate) fn fail(self) -> Result<String, Failed> {
-        let what = self.what.clone();
-        let (status, said) = self.end()?;
-        let said = String::from_utf8_lossy(&said).into_owned();
-        if status.success() {
-            return Err(format!("{what} succeeds:\n{said}").into());
-        }
-        Ok(said)
-    }
-}
-
-/// A running server example.
-pub(crate) struct Server {
-    process: Process,
-    said: Arc<Mutex<String>>,
-}
-
-impl Server {
-    /// Starts the server, and waits until it reports that it listens.
-    pub(crate) fn start(mut command: Command) -> Result<Server, Failed> {
-        let mut process = Process::start(&mut command, Stdio::null())?;
-        let said = Arc::new(Mutex::new(String::new()));
-        let (ready, is_ready) = mpsc::channel();
-        let out = process.0.stdout.take();
-        let err = process.0.stderr.take();
-        let listen = |pipe: Option<Box<dyn Read + Send>>| {
-            let (said, ready) = (Arc::clone(&said), ready.clone());
-            thread::spawn(move || {
-                for line in pipe
-                    .into_iter()
-                    .flat_map(|pipe| BufReader::new(pipe).lines())
-                {
-                    let Ok(line) = line else { break };
-                    let is_ready = line.starts_with("listening on ");
-                    let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
-                    said.push_str(&line);
-                    said.push('\n');
-                    drop(said);
-                    if is_ready {
-                        // Nothing receives this any more if it comes late.
-                        let _ = ready.send(());
-                    }
-                }
-            });
-        };
-        listen(out.map(|pipe| Box::new(pipe) as Box<_>));
-        listen(err.map(|pipe| Box::new(pipe) as Box<_>));
-        drop(ready);
-        let mut server = Server { process, said };
-        // If the server ends, its pipes close, and the channel loses its senders.
-        match is_ready.recv_timeout(patience()) {
-            Ok(()) => Ok(server),
-            Err(_) => Err(server.explain(&format!("{} is not ready", describe(&command)))),
-        }
-    }
-
-    /// Waits until the output contains `words`.
-    pub(crate) fn wait_for(&self, words: &str) -> Result<(), Failed> {
-        let deadline = Instant::now() + patience();
-        while !self.said().contains(words) {
-            if Instant::now() > deadline {
-                return Err(format!("it does not say {words:?}").into());
-            }
-            thread::sleep(GLANCE);
-        }
-        Ok(())
-    }
-
-    /// The process number.
-    pub(crate) fn id(&self) -> u32 {
-        self.process.0.id()
-    }
-
-    /// Bytes of resident memory.
-    pub(crate) fn memory(&self) -> Result<u64, Failed> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kilo = line.and_then(|line| line.trim().strip_suffix(" kB"));
-        Ok(kilo.ok_or("no resident memory")?.trim().parse::<u64>()? << 10)
-    }
-
-    pub(crate) fn said(&self) -> MutexGuard<'_, String> {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A failure with the server's output.
-    pub(crate) fn explain(&mut self, failure: &str) -> Failed {
-        let state = match self.process.0.try_wait() {
-            Ok(None) => "still runs".to_owned(),
-            Ok(Some(status)) => format!("ended with {status}"),
-            Err(error) => error.to_string(),
-        };
-        let said = self.said();
-        format!("{failure}\nThe server {state}. It said:\n{said}").into()
-    }
-}
-
-/// Builds an example, once, and returns its path.
-///
-/// Cargo passes the paths of binaries to integration tests, but not the paths of examples, and may
-/// not have built this one. So it is built here, in the profile of this program. With
-/// `--workspace`, cargo selects the same features as `cargo test --workspace`, so it compiles
-/// nothing a second time.
-fn server_program(
-    name: &str,
-    built: &'static OnceLock<Result<PathBuf, String>>,
-) -> Result<&'static Path, Failed> {
-    match built.get_or_init(|| build_server(name).map_err(|error| error.to_string())) {
-        Ok(path) => Ok(path),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Builds an example that needs no fixture, and returns its path.
-pub(crate) fn example(name: &str) -> Result<PathBuf, Failed> {
-    Ok(build_server(name)?)
-}
-
-static HTTP_SERVER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-static HTTPS_SERVER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-static HTTPS_GET: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-static SERVICES: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-static INGEST: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-static ROUTER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-static TUNNEL: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-static UDP_ECHO: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-static PING: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-static TOP: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-
 /// Starts a server example in a namespace, and waits until it listens.
 pub(crate) fn start_in(
     namespace: &Namespace,
     name: &str,
     arguments: &[&str],
-) -> Result<Server, Failed> {
-    let built = match name {
-        "router" => &ROUTER,
-        "tunnel" => &TUNNEL,
-        _ => &HTTP_SERVER,
-    };
-    let mut command = namespace.command(server_program(name, built)?);
-    command.args(arguments);
-    Server::start(command)
+) -> Result<Program, Failed> {
+    serve(namespace.command(programs::example(name)?).args(arguments))
 }
 
 /// Starts the example `top` in this program's own namespaces, without a terminal.
-pub(crate) fn start_top(arguments: &[&str]) -> Result<Running, Failed> {
-    let mut command = Command::new(server_program("top", &TOP)?);
-    command.args(arguments);
-    Running::start(command)
-}
-
-fn build_server(name: &str) -> io::Result<PathBuf> {
-    // The path of this program is TARGET/PROFILE/deps/host-HASH.
-    let this = std::env::current_exe()?;
-    let folder = this.ancestors().nth(2).unwrap_or(&this);
-    let target = folder.parent().unwrap_or(folder);
-    // The profile `test` shares the folder of `dev`.
-    let profile = match folder.file_name().and_then(|name| name.to_str()) {
-        Some("debug") | None => "test",
-        Some(profile) => profile,
-    };
-    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--quiet", "--workspace", "--example", name])
-        .args(["--profile", profile])
-        .arg("--target-dir")
-        .arg(target)
-        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
-        .stdin(Stdio::null())
-        .status()?;
-    if !status.success() {
-        return Err(io::Error::other(format!(
-            "cargo build --example {name}: {status}"
-        )));
-    }
-    Ok(folder.join("examples").join(name))
+pub(crate) fn start_top(arguments: &[&str]) -> Result<Program, Failed> {
+    start(Command::new(programs::example("top")?).args(arguments))
 }
 
 // Files
 // -------------------------------------------------------------------------------------------------
 
-/// A folder that is removed on drop.
-pub(crate) struct Temporary(PathBuf);
+/// A folder for files with hashes.
+pub(crate) struct Temporary(Folder);
 
 impl Temporary {
     pub(crate) fn new() -> io::Result<Temporary> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let (process, number) = (std::process::id(), NEXT.fetch_add(1, Relaxed));
-        let path = std::env::temp_dir().join(format!("dominoes-host-{process}-{number}"));
-        fs::create_dir(&path)?;
-        Ok(Temporary(path))
+        Folder::new().map(Temporary)
     }
 
     /// The path of a file in the folder, as an argument.
     pub(crate) fn file(&self, name: &str) -> String {
-        self.0.join(name).display().to_string()
+        self.0.file(name)
     }
 
     /// Writes a file of `len` pseudorandom bytes that depend on `seed`, and returns its hash.
     pub(crate) fn write(&self, name: &str, len: usize, seed: u64) -> io::Result<Hash> {
-        let mut file = File::create(self.0.join(name))?;
+        let mut file = File::create(self.file(name))?;
         let mut hash = Sha256::new();
         let mut rng = Rng::new(seed);
         let mut chunk = vec![0; len.min(1 << 20).next_multiple_of(8)];
@@ -1031,7 +508,7 @@ impl Temporary {
     /// The hash of a file in the folder.
     pub(crate) fn hash(&self, name: &str) -> io::Result<Hash> {
         let mut hash = Sha256::new();
-        io::copy(&mut File::open(self.0.join(name))?, &mut hash)?;
+        io::copy(&mut File::open(self.file(name))?, &mut hash)?;
         Ok(hash.finalize())
     }
 
@@ -1044,11 +521,3 @@ impl Temporary {
 
 /// SHA-256.
 pub(crate) type Hash = sha2::digest::Output<Sha256>;
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.0) {
-            eprintln!("{} stays: {error}", self.0.display());
-        }
-    }
-}

@@ -25,7 +25,7 @@ use dominoes_netstack::Stack;
 use libtest_mimic::Failed;
 use rustix::net::sockopt;
 
-use crate::fixture::{Device, Fixture, Namespace, OURS, Running, Temporary};
+use crate::fixture::{self, Device, Fixture, Namespace, OURS, Program, Temporary};
 use crate::services::{curl, expected};
 use crate::{Test, same};
 use frames::Kind;
@@ -121,20 +121,20 @@ const GLANCE: Duration = Duration::from_millis(5);
 
 /// A process of this program that floods until it is dropped.
 struct Flood {
-    running: Option<Running>,
+    running: Option<Program>,
     folder: Temporary,
 }
 
 impl Flood {
     fn start(fixture: &Fixture, what: &str) -> Result<Flood, Failed> {
         let folder = Temporary::new()?;
-        let said = fixture.run("ip", &["neigh", "show", OURS, "dev", fixture.interface])?;
+        let said = fixture.run("ip", &["neigh", "show", OURS, "dev", fixture.interface()])?;
         let mac = said.split(" lladdr ").nth(1);
         let mac = mac.and_then(|rest| rest.split_whitespace().next());
         let mac = mac.ok_or("the peer does not know the server's address")?;
         let program = std::env::current_exe()?.display().to_string();
         let end = folder.file("end");
-        let arguments = [PEER, what, mac, fixture.interface, &end];
+        let arguments = [PEER, what, mac, fixture.interface(), &end];
         Ok(Flood {
             running: Some(fixture.start(&program, &arguments)?),
             folder,
@@ -145,7 +145,7 @@ impl Flood {
     fn end(mut self) -> Result<String, Failed> {
         fs::write(self.folder.file("end"), "")?;
         match self.running.take() {
-            Some(running) => running.finish(),
+            Some(running) => Ok(running.finish()?),
             None => Ok(String::new()),
         }
     }
@@ -302,7 +302,7 @@ fn a_download_outlives_a_link_that_changes(
         }
         thread::sleep(GLANCE);
     }
-    let set = |what: &str| fixture.ip(&format!("link set {} {what}", fixture.interface));
+    let set = |what: &str| fixture.ip(&format!("link set {} {what}", fixture.interface()));
     let mut changes = 0;
     let mut busy = Duration::ZERO;
     while !running.has_ended()? {
@@ -346,7 +346,7 @@ pub(crate) fn alone(what: &str, replicas: &str) -> Result<String, Failed> {
     let program = std::env::current_exe()?;
     let mut command = namespace.command(program);
     command.args([PEER, what, replicas]);
-    Ok(Running::start(command)?.finish()?.trim().to_owned())
+    Ok(fixture::start(&mut command)?.finish()?.trim().to_owned())
 }
 
 const INTERFACE: &str = "tap0";

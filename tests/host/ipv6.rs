@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::fixture::{
     Device, Ends, Fixture, GROUP, GROUP_V6, KERNELS_V6, Namespace, OURS, OURS_SECOND,
-    OURS_SECOND_V6, OURS_V6, Running, THEIRS, Temporary,
+    OURS_SECOND_V6, OURS_V6, THEIRS, Temporary, start,
 };
 use crate::services::{curl, curl_gets_and_sends, expected, ping_singly, until_echoed};
 use crate::{CURL, Test, same};
@@ -132,7 +132,7 @@ fn neighbor_in(fixture: &Fixture, state: &str) -> Result<String, Failed> {
 
 /// The kernel resolves our address by multicast; later, when told to probe, by unicast.
 fn neighbor_is_found(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
-    let interface = fixture.interface;
+    let interface = fixture.interface();
     if interface == Device::Tun.interface() {
         // A TUN has no neighbors.
         return Ok(());
@@ -162,7 +162,7 @@ fn ping_loses_nothing(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), 
     let own = addresses(fixture)?;
     let local = own.first().ok_or("no link-local address")?;
     check(local.starts_with("fe80:"), local)?;
-    let interface = fixture.interface;
+    let interface = fixture.interface();
     ping(fixture, &format!("{local}%{interface}"), "4000")?;
     let all = format!("ff02::1%{interface}");
     // The kernel answers, too, and `ping` does not wait for both.
@@ -234,7 +234,7 @@ fn datagrams_are_echoed(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Fai
 /// The server echoes what `socat` sends to a group of either family that it joined, and ignores
 /// another group.
 fn groups_are_heard(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
-    let interface = fixture.interface;
+    let interface = fixture.interface();
     let folder = Temporary::new()?;
     let (sent, got) = (folder.file("sent"), folder.file("got"));
     let v4 = |group: &str| format!("UDP4-DATAGRAM:{group}:7,ip-multicast-if={THEIRS}");
@@ -297,7 +297,7 @@ fn traceroute_and_nmap_find_us(fixture: &Fixture, _: &dyn Fn(String)) -> Result<
 fn no_frame_is_malformed(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     let (file, got) = (folder.file("capture"), folder.file("got"));
-    let interface = fixture.interface;
+    let interface = fixture.interface();
     let capture = ["-q", "-i", interface, "-c", FRAMES, "-w", &file];
     let watching = fixture.start("tshark", &capture)?;
     while !watching.has_ended()? {
@@ -378,11 +378,11 @@ fn behind_radvd(fixture: &Fixture) -> Result<String, Failed> {
     let made = made.ok_or_else(|| format!("no address of the prefix: {own:?}"))?;
     fixture.ip(&format!(
         "addr add fd00:79::2/64 dev {} nodad",
-        fixture.interface
+        fixture.interface()
     ))?;
     ping(fixture, made, "4000")?;
     // Only the router leads there.
-    fixture.peer.enable_v6("lo")?;
+    fixture.peer().enable_v6("lo")?;
     fixture.ip("addr add fd00:99::9/128 dev lo nodad")?;
     let beyond = [
         "-6",
@@ -454,7 +454,7 @@ fn two_interfaces(device: Device) -> Result<String, Failed> {
     let far = Namespace::new("far")?;
     let mut fixture = Fixture::services_at_two(device, &far)?;
     let far = match device {
-        Device::Tap => &fixture.peer,
+        Device::Tap => fixture.peer(),
         _ => &far,
     };
     both_are_served(&fixture, far)
@@ -466,14 +466,14 @@ fn both_are_served(fixture: &Fixture, far: &Namespace) -> Result<String, Failed>
     let run = |namespace: &Namespace, program: &str, arguments: &[&str]| {
         let mut command = namespace.command(program);
         command.args(arguments);
-        Running::start(command)?.finish()
+        Ok::<_, Failed>(start(&mut command)?.finish()?)
     };
     let folder = Temporary::new()?;
     let (got, sent) = (folder.file("got"), folder.file("sent"));
     let written = folder.write("sent", 4_000, 3)?;
     for (namespace, address, family) in [
-        (&fixture.peer, OURS, "4"),
-        (&fixture.peer, OURS_V6, "6"),
+        (fixture.peer(), OURS, "4"),
+        (fixture.peer(), OURS_V6, "6"),
         (far, OURS_SECOND, "4"),
         (far, OURS_SECOND_V6, "6"),
     ] {
@@ -501,11 +501,11 @@ fn both_are_served(fixture: &Fixture, far: &Namespace) -> Result<String, Failed>
     }
     // Via the first interface, no host answers for the address of the second.
     let ours = format!("{OURS_SECOND}/32");
-    let interface = fixture.interface;
+    let interface = fixture.interface();
     fixture.ip(&format!("route replace {ours} via {OURS} dev {interface}"))?;
     let ask = ["-c", "2", "-W", "1", "-i", "0.2", "-I", THEIRS, OURS_SECOND];
     let said = run(
-        &fixture.peer,
+        fixture.peer(),
         "sh",
         &["-c", &format!("ping {} || true", ask.join(" "))],
     )?;
@@ -520,7 +520,7 @@ impl Beyond {
     const ADDRESS: &str = "fd00:99::2";
 
     fn new(fixture: &Fixture) -> Result<Beyond, Failed> {
-        let (far, peer) = (Namespace::new("far")?, &fixture.peer);
+        let (far, peer) = (Namespace::new("far")?, fixture.peer());
         let name = &far.name;
         peer.ip(&format!(
             "link add far0 type veth peer name far0 netns {name}"
@@ -530,7 +530,7 @@ impl Beyond {
             namespace.enable_v6("far0")?;
             namespace.ip(&format!("addr add {address}/64 dev far0 nodad"))?;
         }
-        peer.write("/proc/sys/net/ipv6/conf/all/forwarding", "1")?;
+        peer.shell("echo 1 > /proc/sys/net/ipv6/conf/all/forwarding")?;
         peer.ip(&format!(
             "-6 route add {}/128 dev far0 mtu lock 1280",
             Beyond::ADDRESS
@@ -542,7 +542,7 @@ impl Beyond {
     fn run(&self, program: &str, arguments: &[&str]) -> Result<String, Failed> {
         let mut command = self.0.command(program);
         command.args(arguments);
-        Running::start(command)?.finish()
+        Ok::<_, Failed>(start(&mut command)?.finish()?)
     }
 }
 

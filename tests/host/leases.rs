@@ -5,7 +5,7 @@ use std::fs;
 
 use libtest_mimic::Failed;
 
-use crate::fixture::{Device, Ends, KERNELS_V6, Running, THEIRS, Temporary};
+use crate::fixture::{Device, Ends, KERNELS_V6, THEIRS, Temporary, start};
 
 pub(crate) const TESTS: &[(&str, Device)] = &[
     ("a_tap_has_an_address_and_names", Device::Tap),
@@ -41,7 +41,7 @@ pub(crate) fn run(device: Device) -> Result<String, Failed> {
     let pid = root.file("pid");
     command.arg("--keep-in-foreground");
     command.args([format!("--conf-file={file}"), format!("--pid-file={pid}")]);
-    let server = Running::start(command)?;
+    let server = start(&mut command)?;
     let said = ends.ping_from_lease(&["box", "alias.corp.test"]);
     drop(server);
     let said = said?;

@@ -26,14 +26,14 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use sha2::{Digest, Sha256};
 use tungstenite::Message;
 
-use crate::fixture::{Device, Ends, OURS, Server, THEIRS, Temporary};
+use crate::fixture::{self, Device, Ends, OURS, Program, THEIRS, Temporary, explain};
 use crate::{CURL, same};
 
 /// The first argument of the program. The second is its task: `tls`, `web`, `mio` or `ureq` with a
 /// stack over the TAP, `kernel` without a stack.
 pub(crate) const PEER: &str = "--library-peer";
 
-type Test = fn(&Ends, &Server) -> Result<(), Failed>;
+type Test = fn(&Ends, &Program) -> Result<(), Failed>;
 
 /// Name of the test, task of the program, and the test.
 pub(crate) const TESTS: [(&str, &str, Test); 4] = [
@@ -58,12 +58,12 @@ pub(crate) fn run(what: &str, test: Test) -> Result<(), Failed> {
     let program = std::env::current_exe()?;
     let mut command = ends.our_command(&program);
     command.args([PEER, what]);
-    let mut server = Server::start(command)?;
+    let mut server = fixture::serve(&mut command)?;
     ends.peer().wait_until_running(ends.interface())?;
-    test(&ends, &server).map_err(|failed| server.explain(failed.message().unwrap_or("failed")))
+    test(&ends, &server).map_err(|failed| explain(&mut server, &failed))
 }
 
-fn tls(ends: &Ends, _: &Server) -> Result<(), Failed> {
+fn tls(ends: &Ends, _: &Program) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     let written = folder.write("sent", LEN, 5)?;
     let der = concat!(
@@ -83,7 +83,7 @@ fn tls(ends: &Ends, _: &Server) -> Result<(), Failed> {
     same(folder.hash("got")? == written, "what curl got")
 }
 
-fn web(ends: &Ends, _: &Server) -> Result<(), Failed> {
+fn web(ends: &Ends, _: &Program) -> Result<(), Failed> {
     let program = std::env::current_exe()?.display().to_string();
     let said = ends.speak(&program, &[PEER, "kernel"])?.finish()?;
     match said.trim() == format!("{MESSAGES} messages came back") {
@@ -92,7 +92,7 @@ fn web(ends: &Ends, _: &Server) -> Result<(), Failed> {
     }
 }
 
-fn echo(ends: &Ends, _: &Server) -> Result<(), Failed> {
+fn echo(ends: &Ends, _: &Program) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     let mut asking = Vec::new();
     for client in 0..CLIENTS {
@@ -109,7 +109,7 @@ fn echo(ends: &Ends, _: &Server) -> Result<(), Failed> {
     Ok(())
 }
 
-fn ureq(ends: &Ends, server: &Server) -> Result<(), Failed> {
+fn ureq(ends: &Ends, server: &Program) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     folder.write("body", LEN, 9)?;
     let [head, body] = ["head", "body"].map(|name| folder.file(name));
@@ -121,7 +121,7 @@ fn ureq(ends: &Ends, server: &Server) -> Result<(), Failed> {
     let listens = format!("TCP4-LISTEN:{KERNELS},reuseaddr,fork");
     let serving = ends.speak("socat", &["-d", "-d", "-t", "60", &listens, &answer])?;
     serving.wait_for("listening on", 1)?;
-    server.wait_for(&format!("got {}", folder.hex("body")?))?;
+    server.wait_for(&format!("got {}", folder.hex("body")?), 1)?;
     let asked = std::fs::read_to_string(format!("{head}.asked"))?;
     same(asked.starts_with("GET /something HTTP/1.1"), &asked)
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use libtest_mimic::Failed;
 
-use crate::fixture::{Namespace, Running, Server, Temporary, start_in};
+use crate::fixture::{Namespace, Program, Temporary, explain, start, start_in};
 use crate::{CURL, LARGE, rate, same};
 
 /// Names, devices and further arguments of the router.
@@ -36,8 +36,8 @@ const NARROW: &str = "1280";
 /// Two namespaces and a router between them.
 pub(crate) struct Routed {
     // The processes are dropped before their namespaces.
-    router: Server,
-    server: Server,
+    router: Program,
+    server: Program,
     root: Temporary,
     client: Namespace,
     _others: [Namespace; 2],
@@ -52,10 +52,7 @@ impl Routed {
             if kind == "tap" {
                 router.ip(&format!("tuntap add dev {name} mode tap"))?;
             } else {
-                let peer = &end.name;
-                router.ip(&format!(
-                    "link add {name} type veth peer name {name} netns {peer}"
-                ))?;
+                router.join(end, name)?;
             }
         }
         router.ip(&format!("link set r2 mtu {NARROW}"))?;
@@ -108,22 +105,20 @@ impl Routed {
     }
 
     /// Starts a command in the client's namespace.
-    fn start(&self, program: &str, arguments: &[&str]) -> Result<Running, Failed> {
-        let mut command = self.client.command(program);
-        command.args(arguments);
-        Running::start(command)
+    fn start(&self, program: &str, arguments: &[&str]) -> Result<Program, Failed> {
+        start(self.client.command(program).args(arguments))
     }
 
     /// A failure with the output of the router and the server.
     pub(crate) fn explain(&mut self, failed: &Failed) -> Failed {
-        let failed = self.server.explain(failed.message().unwrap_or("failed"));
-        self.router.explain(failed.message().unwrap_or("failed"))
+        let failed = explain(&mut self.server, failed);
+        explain(&mut self.router, &failed)
     }
 
     /// The output of `ping`, answered or not.
     fn ping(&self, arguments: &str) -> Result<String, Failed> {
         let line = format!("ping -n -c 1 -W 60 {arguments} 2>&1 || true");
-        self.start("sh", &["-c", &line])?.finish()
+        Ok(self.start("sh", &["-c", &line])?.finish()?)
     }
 }
 

@@ -212,7 +212,7 @@ pub(crate) fn curl(fixture: &Fixture, arguments: &[&str]) -> Result<String, Fail
 fn no_frame_is_malformed(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     let file = folder.file("capture");
-    let interface = fixture.interface;
+    let interface = fixture.interface();
     let watching = fixture.start(
         "tshark",
         &["-q", "-i", interface, "-c", FRAMES, "-w", &file],

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use libtest_mimic::Failed;
 
-use crate::fixture::{Device, Dialogue, Ends, Fixture, OURS, Running, THEIRS, Temporary};
+use crate::fixture::{Device, Ends, Fixture, OURS, Program, THEIRS, Temporary, start};
 use crate::same;
 use crate::transfers::{self, Transfer, bytes};
 
@@ -71,7 +71,7 @@ fn request(path: &str) -> String {
 }
 
 /// Starts `openssl s_client`, which trusts only the server's certificate.
-fn s_client(fixture: &Fixture, more: &[&str]) -> Result<Dialogue, Failed> {
+fn s_client(fixture: &Fixture, more: &[&str]) -> Result<Program, Failed> {
     let ca = fixture.root.file("ca.pem");
     let at = format!("{OURS}:443");
     let common = [
@@ -103,15 +103,15 @@ fn openssl_agrees(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
         let verified = ["-verify_hostname", NAME, "-alpn", "h2,http/1.1", "-ign_eof"];
         let mut asked = s_client(fixture, &[&verified[..], &[version]].concat())?;
         asked.say(&request("file"))?;
-        let said = asked.finish()?;
+        let said = asked.finish_all(false)?;
         let protocol = "ALPN protocol: http/1.1";
         let verified = "Verification: OK";
         contains(&said, &[protocol, verified, seen, "HTTP/1.1 200 OK"])?;
 
         let other = ["-verify_hostname", "another.test", version];
-        let said = s_client(fixture, &other)?.fail()?;
+        let said = s_client(fixture, &other)?.finish_all(true)?;
         contains(&said, &["hostname mismatch"])?;
-        let said = s_client(fixture, &["-alpn", "h2", version])?.fail()?;
+        let said = s_client(fixture, &["-alpn", "h2", version])?.finish_all(true)?;
         contains(&said, &["no application protocol"])?;
     }
     Ok(())
@@ -124,7 +124,7 @@ fn openssl_resumes(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> 
         for (option, wanted) in [("-sess_out", "New, TLSv1"), ("-sess_in", "Reused, TLSv1")] {
             let mut asked = s_client(fixture, &[option, &session, "-ign_eof", version])?;
             asked.say(&request("file"))?;
-            contains(&asked.finish()?, &[wanted, "HTTP/1.1 200 OK"])?;
+            contains(&asked.finish_all(false)?, &[wanted, "HTTP/1.1 200 OK"])?;
         }
     }
     Ok(())
@@ -144,7 +144,7 @@ fn openssl_updates_its_keys(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(),
     asked.say("K\n")?;
     asked.wait_for("KEYUPDATE", UPDATES + 1)?;
     asked.say(&request("missing"))?;
-    contains(&asked.finish()?, &["HTTP/1.1 404 Not Found"])
+    contains(&asked.finish_all(false)?, &["HTTP/1.1 404 Not Found"])
 }
 
 fn gnutls(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
@@ -164,7 +164,7 @@ fn gnutls(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
         let mut asked = fixture.speak("gnutls-cli", &common)?;
         asked.wait_for("Handshake was completed", 1)?;
         asked.say(&request("file"))?;
-        let said = asked.finish()?;
+        let said = asked.finish_all(false)?;
         let trusted = "certificate is trusted";
         contains(
             &said,
@@ -196,7 +196,7 @@ fn certify(folder: &Temporary) -> Result<(), Failed> {
     ];
     let mut command = Command::new("openssl");
     command.args([&new[..], &["-days", "2"], &named].concat());
-    Running::start(command)?.finish()?;
+    start(&mut command)?.finish()?;
     Ok(())
 }
 
@@ -237,7 +237,7 @@ pub(crate) fn openssl_serves(
         ("1.2", &["--tls12"], "TLSv1_2"),
     ];
     for (version, tls12, seen) in versions {
-        let serve = |more: &str| -> Result<Dialogue, Failed> {
+        let serve = |more: &str| -> Result<Program, Failed> {
             let line = format!(
                 "cd {} && exec openssl s_server -accept {PORT} -cert cert.pem -key key.pem \
                  -CAfile cert.pem -Verify 1 -verify_return_error {more}",
@@ -353,8 +353,8 @@ pub(crate) fn client_certificates(fixture: &Fixture, folder: &Temporary) -> Resu
         }
     }
     // The data that `curl` sends may turn the alert into a reset; `s_client` sends none here.
-    let said = s_client(fixture, &["-tls1_3"])?.fail()?;
+    let said = s_client(fixture, &["-tls1_3"])?.finish_all(true)?;
     contains(&said, &["certificate required"])?;
-    let said = s_client(fixture, &["-tls1_2"])?.fail()?;
+    let said = s_client(fixture, &["-tls1_2"])?.finish_all(true)?;
     contains(&said, &["alert"])
 }

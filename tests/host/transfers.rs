@@ -22,7 +22,7 @@ use rustls::{
 };
 use sha2::{Digest, Sha256};
 
-use crate::fixture::{Device, Fixture, Hash, OURS, Running, Temporary, host_bytes};
+use crate::fixture::{Device, Fixture, Hash, OURS, Program, Temporary, host_bytes, longer};
 use crate::same;
 
 /// The first argument of this program as the client with rustls. The others are the version, the
@@ -409,12 +409,12 @@ impl Ask<'_> {
     fn speak(&self, program: &str, arguments: &[&str], spoken: &Spoken) -> Result<(), Failed> {
         // The client reads one datagram at a time.
         let (ours, theirs) = UnixDatagram::pair()?;
-        let mut command = self.fixture.peer.command(program);
+        let mut command = self.fixture.peer().command(program);
         command.args(arguments);
         let answer = self.peers.file("answer");
         let out = File::create(&answer)?;
         let stdin = Stdio::from(OwnedFd::from(theirs));
-        let running = Running::start_between(command, stdin, out.into())?;
+        let running = Program::start_between(command, stdin, out.into())?.allow(longer());
         // `theirs` was moved into the command, so sending fails once the client has ended.
         let update = spoken.update.filter(|_| self.version == Version::Tls13);
         let spoke = match self.direction {

@@ -18,7 +18,7 @@ use libtest_mimic::Failed;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto};
 use rustix::net::{sendto_v4, socket_with};
 
-use crate::fixture::{Dialogue, Namespace, Running, Server, start_in};
+use crate::fixture::{Namespace, Program, explain, speak, start, start_in};
 use crate::{CURL, rate, same};
 
 /// The first argument of the program. The second is its task.
@@ -87,8 +87,8 @@ const SECOND: Duration = Duration::from_secs(1);
 /// The namespaces, with everything that runs in them.
 pub(crate) struct Tunnelled {
     // The processes are dropped before their namespaces.
-    tunnel: Server,
-    serving: Dialogue,
+    tunnel: Program,
+    serving: Program,
     inside: Namespace,
     outside: Namespace,
 }
@@ -101,9 +101,7 @@ impl Tunnelled {
             outside.ip(&format!("addr add {address} dev lo"))?;
         }
         let program = std::env::current_exe()?;
-        let mut command = outside.command(program);
-        command.args([PEER, "serve"]);
-        let serving = Dialogue::start(command)?;
+        let serving = speak(outside.command(program).args([PEER, "serve"]))?;
         serving.wait_for("serving", 1)?;
         outside.ip("tuntap add dev tun0 mode tun")?;
         let own = [
@@ -132,18 +130,16 @@ impl Tunnelled {
 
     /// A failure with the output of the tunnel.
     pub(crate) fn explain(&mut self, failed: &Failed) -> Failed {
-        self.tunnel.explain(failed.message().unwrap_or("failed"))
+        explain(&mut self.tunnel, failed)
     }
 
     /// Starts a command of the clients.
-    fn start(&self, program: &str, arguments: &[&str]) -> Result<Running, Failed> {
-        let mut command = self.inside.command(program);
-        command.args(arguments);
-        Running::start(command)
+    fn start(&self, program: &str, arguments: &[&str]) -> Result<Program, Failed> {
+        start(self.inside.command(program).args(arguments))
     }
 
     fn run(&self, program: &str, arguments: &[&str]) -> Result<String, Failed> {
-        self.start(program, arguments)?.finish()
+        Ok(self.start(program, arguments)?.finish()?)
     }
 
     /// Starts this program as a client.
@@ -254,7 +250,7 @@ fn captured(tunnelled: &mut Tunnelled, figure: &dyn Fn(String)) -> Result<(), Fa
         for column in columns.into_iter().chain(["tcp.flags.str"]) {
             command.args(["-e", column]);
         }
-        Dialogue::start(command)
+        speak(&mut command)
     };
     let sides = [
         ("inside", capture(&tunnelled.inside, "tun0")?),
@@ -319,7 +315,7 @@ fn over_dante(tunnelled: &mut Tunnelled, figure: &dyn Fn(String)) -> Result<(), 
     fs::write(&config, DANTE_CONFIG)?;
     let mut command = tunnelled.outside.command("danted");
     command.arg("-f").arg(&config);
-    let dante = Dialogue::start(command)?;
+    let dante = speak(&mut command)?;
     dante.wait_for("running", 1)?;
     fs::remove_file(config)?;
     downloads(tunnelled, FAR, figure)?;
@@ -333,8 +329,7 @@ fn over_dante(tunnelled: &mut Tunnelled, figure: &dyn Fn(String)) -> Result<(), 
 
 fn load(tunnelled: &mut Tunnelled, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let mut command = tunnelled.outside.command("iperf3");
-    command.args(["-s", "--forceflush"]);
-    let serving = Dialogue::start(command)?;
+    let serving = speak(command.args(["-s", "--forceflush"]))?;
     serving.wait_for("Server listening", 1)?;
     for (way, more) in [
         ("sends", None),
@@ -372,7 +367,8 @@ fn held(tunnelled: &mut Tunnelled, figure: &dyn Fn(String)) -> Result<(), Failed
         return Err(states.into());
     }
     tunnelled.serving.say("go on\n")?;
-    late.finish().map(drop)
+    late.finish()?;
+    Ok(())
 }
 
 fn idle(tunnelled: &mut Tunnelled, figure: &dyn Fn(String)) -> Result<(), Failed> {
@@ -384,8 +380,7 @@ fn idle(tunnelled: &mut Tunnelled, figure: &dyn Fn(String)) -> Result<(), Failed
         .map_or(CONNECTIONS, |limit: usize| limit.saturating_sub(100));
     let count = most.min(CONNECTIONS);
     let mut program = tunnelled.inside.command(std::env::current_exe()?);
-    program.args([PEER, "idle", &count.to_string()]);
-    let mut clients = Dialogue::start(program)?;
+    let mut clients = speak(program.args([PEER, "idle", &count.to_string()]))?;
     clients.wait_for("connected", 1)?;
     let status = fs::read_to_string(format!("/proc/{}/status", tunnelled.tunnel.id()))?;
     let facts = status
@@ -397,7 +392,8 @@ fn idle(tunnelled: &mut Tunnelled, figure: &dyn Fn(String)) -> Result<(), Failed
         facts.collect::<Vec<_>>().join(", ")
     ));
     clients.say("speak\n")?;
-    clients.finish().map(drop)
+    clients.finish()?;
+    Ok(())
 }
 
 /// A million SYNs to random ends, in a minute. With `silent`, no destination answers or refuses.
@@ -422,7 +418,7 @@ pub(crate) fn flooded(silent: bool, figure: &dyn Fn(String)) -> Result<(), Faile
     figure(format!("before: {facts}, {} KB", memory_before >> 10));
     let mut command = tunnelled.inside.command(std::env::current_exe()?);
     command.args([PEER, "flood", &SYNS.to_string(), &SECONDS.to_string()]);
-    let flooding = Running::start(command)?;
+    let flooding = start(&mut command)?;
     // The queues fill up.
     thread::sleep(5 * SECOND);
     let memory_early = tunnelled.tunnel.memory()?;

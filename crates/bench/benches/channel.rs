@@ -20,85 +20,53 @@ use channel::{
 };
 use dominoes::{Channel, Lifo, Pool, Publish, SpinYield, Unordered, WorkShare};
 use dominoes_bench::{report::Run, rounds, spread::Spread, start, topology};
-use lexopt::prelude::*;
 use std::{
     process::ExitCode,
     thread,
     time::{Duration, Instant},
 };
 
-#[derive(Debug)]
+#[derive(Debug, clap::Parser)]
 struct Options {
+    #[arg(long, default_value_t = 9, default_value_if("quick", "true", "5"))]
     rounds: usize,
-    window: Duration,
+    #[arg(long, default_value_t = 60, default_value_if("quick", "true", "25"))]
+    millis: u64,
+    #[arg(long)]
+    quick: bool,
+    #[arg(long = "capacity", default_values_t = [1024, 4096])]
     capacities: Vec<usize>,
+    #[arg(long = "batch", default_values_t = [1, 16, 64])]
     batches: Vec<usize>,
+    #[arg(
+        long = "shape",
+        value_parser = shape,
+        default_values = ["1x1", "1x2", "1x4", "2x1", "2x2", "2x4", "4x1", "4x2", "4x4"]
+    )]
     shapes: Vec<(usize, usize)>,
+    #[arg(long = "peer", default_values = Peer::ALL.map(Peer::name))]
     peers: Vec<Peer>,
+}
+
+impl Options {
+    fn window(&self) -> Duration {
+        Duration::from_millis(self.millis)
+    }
+
     /// Whether neither shape, capacity, batch nor peer was chosen.
-    is_whole: bool,
+    fn is_whole(&self) -> bool {
+        let channels = (self.shapes.len(), self.peers.len());
+        (self.capacities.len(), self.batches.len(), channels) == (2, 3, (9, Peer::ALL.len()))
+    }
 }
 
 /// How long to wait, altogether, for moments in which the cores are close.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-fn options(mut arguments: lexopt::Parser) -> Result<Options, lexopt::Error> {
-    let mut options = Options {
-        rounds: 9,
-        window: Duration::from_millis(60),
-        capacities: vec![1024, 4096],
-        batches: vec![1, 16, 64],
-        shapes: vec![
-            (1, 1),
-            (1, 2),
-            (1, 4),
-            (2, 1),
-            (2, 2),
-            (2, 4),
-            (4, 1),
-            (4, 2),
-            (4, 4),
-        ],
-        peers: Peer::ALL.to_vec(),
-        is_whole: true,
-    };
-    let mut peers = Vec::new();
-    while let Some(argument) = arguments.next()? {
-        match argument {
-            Long("quick") => (options.rounds, options.window) = (5, Duration::from_millis(25)),
-            Long("rounds") => options.rounds = arguments.value()?.parse()?,
-            Long("millis") => options.window = Duration::from_millis(arguments.value()?.parse()?),
-            Long(name @ ("capacity" | "batch" | "shape" | "peer")) => {
-                options.is_whole = false;
-                let name = name.to_owned();
-                let value = arguments.value()?;
-                match name.as_str() {
-                    "capacity" => options.capacities = vec![value.parse()?],
-                    "batch" => options.batches = vec![value.parse()?],
-                    "shape" => options.shapes = vec![value.parse_with(shape)?],
-                    _ => peers.push(value.parse_with(peer)?),
-                }
-            }
-            other => return Err(other.unexpected()),
-        }
-    }
-    if !peers.is_empty() {
-        options.peers = peers;
-    }
-    Ok(options)
-}
-
 fn shape(text: &str) -> Result<(usize, usize), &'static str> {
     let numbers = text.split_once('x');
     let numbers = numbers.and_then(|(p, s)| Some((p.parse().ok()?, s.parse().ok()?)));
     numbers.ok_or("publishers x subscribers, like 2x4")
-}
-
-fn peer(name: &str) -> Result<Peer, String> {
-    Peer::named(name).ok_or_else(|| {
-        let names = Peer::ALL.map(Peer::name).join(", ");
-        format!("the channels are {names}")
-    })
 }
 
 /// The other shapes of table 5.2 and figure 5.3: ours alone, one message at a time.
@@ -125,8 +93,7 @@ fn main() -> ExitCode {
     start::main("channel", run)
 }
 
-fn run(arguments: lexopt::Parser) -> Result<(), String> {
-    let options = options(arguments).map_err(|error| error.to_string())?;
+fn run(options: Options) -> Result<(), String> {
     let run = Run::begin("channel");
     let mut report = Report::default();
     for &capacity in &options.capacities {
@@ -143,7 +110,7 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
             }
         }
     }
-    if options.is_whole {
+    if options.is_whole() {
         report.rows.extend(published_shapes(&options));
     }
     for &capacity in &options.capacities {
@@ -156,14 +123,15 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
     }
     println!(
         "publishers on core 0, subscribers on core 1, {} rounds of {:?} a point",
-        options.rounds, options.window
+        options.rounds,
+        options.window()
     );
     let mut distance = Distance::new(PATIENCE);
     let all = rounds::by_turns(
         &mut report.rows,
         options.rounds,
         &mut rounds::tell,
-        |row, _| Ok::<_, String>(distance.measure(|| row.peer.run(row.point, options.window))),
+        |row, _| Ok::<_, String>(distance.measure(|| row.peer.run(row.point, options.window()))),
     )?;
     let apart = all.iter().flatten().filter(|reading| !reading.is_calm);
     let share = 100.0 * apart.count() as f64 / (options.rounds * report.rows.len()) as f64;
@@ -177,7 +145,7 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
         "windows with the cores further apart than that in spite of waiting, %".to_string(),
         share,
     ));
-    work_sharing(&mut report, options.window);
+    work_sharing(&mut report, options.window());
     latency(&mut report, if options.rounds > 5 { 4000 } else { 1500 });
     run.end(report.tables())
 }

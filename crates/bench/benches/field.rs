@@ -70,12 +70,13 @@ mod run {
     use dominoes_bench::spread::Spread;
     use dominoes_bench::start;
     use dominoes_bench::table::{Bar, Bars, Limit, Table};
-    use dominoes_bench::targets::{self, list};
+    use dominoes_bench::targets;
     use dominoes_bench::topology::Distance;
+    use dominoes_testkit::programs::Folder;
     use std::fs::{self, File};
     use std::hint::black_box;
     use std::io::{self, BufReader, Read};
-    use std::path::PathBuf;
+    use std::path::{Path, PathBuf};
     use std::process::{Command, ExitCode, Stdio};
     use std::thread;
     use std::time::{Duration, Instant};
@@ -177,18 +178,41 @@ mod run {
         enum Server { Linux = "Linux", One = "one", Two = "two", Auto = "auto", }
     }
 
-    #[derive(Debug)]
+    #[derive(Debug, clap::Parser)]
     struct Options {
+        #[arg(
+            long = "device",
+            value_delimiter = ',',
+            default_value = "packet,tap,xdp",
+            default_value_if("quick", "true", "packet")
+        )]
         devices: Vec<Device>,
+        /// By default the usual ones of the device.
+        #[arg(long = "load", value_delimiter = ',')]
         loads: Option<Vec<Load>>,
+        #[arg(long = "way", value_delimiter = ',', default_value = "receive,send")]
         ways: Vec<Way>,
+        #[arg(
+            long,
+            value_delimiter = ',',
+            default_value = "large,small",
+            default_value_if("quick", "true", "large")
+        )]
         frames: Vec<Frames>,
+        #[arg(long, default_value_t = 5, default_value_if("quick", "true", "1"))]
         rounds: usize,
+        #[arg(long, default_value_t = 2, default_value_if("quick", "true", "1"))]
         seconds: u64,
+        #[arg(long)]
+        quick: bool,
+        #[arg(long)]
         starts: bool,
+        #[arg(long)]
         routers: bool,
-        /// Empty: to be built.
-        examples: PathBuf,
+        /// By default they are built.
+        #[arg(long)]
+        examples: Option<PathBuf>,
+        #[arg(long)]
         store: Option<PathBuf>,
     }
 
@@ -220,60 +244,7 @@ mod run {
         routed::play().unwrap_or_else(|| start::main("field", run))
     }
 
-    fn options(mut args: lexopt::Parser) -> Outcome<Options> {
-        use lexopt::prelude::*;
-        let mut options = Options {
-            devices: Device::ALL.to_vec(),
-            loads: None,
-            ways: Way::ALL.to_vec(),
-            frames: Frames::ALL.to_vec(),
-            rounds: 5,
-            seconds: 2,
-            starts: false,
-            routers: false,
-            examples: PathBuf::new(),
-            store: None,
-        };
-        while let Some(arg) = args.next()? {
-            let Long(name) = arg else {
-                return Err(arg.unexpected().into());
-            };
-            let name = name.to_owned();
-            match &*name {
-                "quick" => {
-                    (options.rounds, options.seconds) = (1, 1);
-                    options.devices = vec![Device::Packet];
-                    options.frames = vec![Frames::Large];
-                    continue;
-                }
-                "starts" => {
-                    options.starts = true;
-                    continue;
-                }
-                "routers" => {
-                    (options.routers, options.devices) = (true, Vec::new());
-                    continue;
-                }
-                _ => {}
-            }
-            let value = args.value()?.string()?;
-            match &*name {
-                "device" => options.devices = list(&value, Device::named)?,
-                "load" => options.loads = Some(list(&value, Load::named)?),
-                "way" => options.ways = list(&value, Way::named)?,
-                "frames" => options.frames = list(&value, Frames::named)?,
-                "rounds" => options.rounds = value.parse()?,
-                "seconds" => options.seconds = value.parse()?,
-                "examples" => options.examples = value.into(),
-                "store" => options.store = Some(value.into()),
-                _ => return Err(format!("what is --{name}?").into()),
-            }
-        }
-        Ok(options)
-    }
-
-    fn run(arguments: lexopt::Parser) -> Outcome<()> {
-        let mut options = options(arguments)?;
+    fn run(options: Options) -> Outcome<()> {
         let programs = [
             "ip", "ethtool", "iperf3", "curl", "wrk", "nginx", "openssl", "b3sum", "cc",
         ];
@@ -283,16 +254,18 @@ mod run {
         if !targets::can_run("field", namespaces::can_run(&programs), needs, packages) {
             return Ok(());
         }
-        if options.examples.as_os_str().is_empty() {
-            options.examples = build()?;
-        }
+        let examples = match &options.examples {
+            Some(folder) => folder.clone(),
+            None => build()?,
+        };
         let mut run = Run::begin("field");
         let _cubic = CubicAllowed::new()?;
-        let field = Field::new(&options)?;
+        let field = Field::new(&options, &examples)?;
         if options.starts {
             return Ok(run.end(vec![field.starts()?])?);
         }
-        for &device in &options.devices {
+        let devices = options.devices.iter().filter(|_| !options.routers);
+        for &device in devices {
             for &frames in &options.frames {
                 let usual = Load::usual(device, frames);
                 let loads = options.loads.as_deref().unwrap_or(usual);
@@ -303,7 +276,7 @@ mod run {
         }
         if options.routers || options.loads.is_none() {
             let times = (options.rounds, options.seconds);
-            run.add(routed::measure(&options.examples, times, (control, CALM))?)?;
+            run.add(routed::measure(&examples, times, (control, CALM))?)?;
         }
         run.end(Vec::new())?;
         if let Some(path) = &options.store {
@@ -344,6 +317,7 @@ mod run {
     /// The network: `veth0` is ours at the near end, `veth1` belongs to kernels at both. And files.
     struct Field<'a> {
         options: &'a Options,
+        examples: &'a Path,
         near: Namespace,
         far: Namespace,
         folder: Folder,
@@ -351,37 +325,18 @@ mod run {
         digest: String,
     }
 
-    /// A folder that goes when its owner does.
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn path(&self, name: &str) -> String {
-            self.0.join(name).display().to_string()
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            if let Err(error) = fs::remove_dir_all(&self.0) {
-                eprintln!("{} stays: {error}", self.0.display());
-            }
-        }
-    }
-
     impl<'a> Field<'a> {
-        fn new(options: &'a Options) -> Outcome<Field<'a>> {
-            let name = format!("dominoes-field-{}", std::process::id());
-            let folder = Folder(std::env::temp_dir().join(name));
-            fs::create_dir(&folder.0)?;
-            fs::create_dir(folder.path("bytes"))?;
-            fs::write(folder.path("bytes/100"), [b'x'; 100])?;
+        fn new(options: &'a Options, examples: &'a Path) -> Outcome<Field<'a>> {
+            let folder = Folder::new()?;
+            fs::create_dir(folder.file("bytes"))?;
+            fs::write(folder.file("bytes/100"), [b'x'; 100])?;
             // Without blocks, so that reading it costs a copy.
-            File::create(folder.path("upload"))?.set_len(UPLOADED * options.seconds)?;
-            let output = Command::new("b3sum").arg(folder.path("upload")).output()?;
+            File::create(folder.file("upload"))?.set_len(UPLOADED * options.seconds)?;
+            let output = Command::new("b3sum").arg(folder.file("upload")).output()?;
             let said = String::from_utf8_lossy(&output.stdout).into_owned();
             let digest = said.split_once(' ').ok_or("no digest")?.0.to_owned();
-            fs::write(folder.path("count.c"), COUNT)?;
-            let [from, to] = ["count.c", "count"].map(|name| folder.path(name));
+            fs::write(folder.file("count.c"), COUNT)?;
+            let [from, to] = ["count.c", "count"].map(|name| folder.file(name));
             namespaces::run(Command::new("cc").args(["-O2", "-o", &to, &from]))?;
             let answer = "x".repeat(100);
             let nginx = format!(
@@ -396,7 +351,7 @@ mod run {
                  root {0}; }} }}\n",
                 folder.0.display()
             );
-            let [cert, key] = ["cert", "key"].map(|name| folder.path(name));
+            let [cert, key] = ["cert", "key"].map(|name| folder.file(name));
             let made =
                 "req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:P-256 -subj /CN=field";
             let mut openssl = Command::new("openssl");
@@ -404,8 +359,11 @@ mod run {
                 .args(made.split(' '))
                 .args(["-keyout", &key, "-out", &cert]);
             namespaces::run(&mut openssl)?;
-            fs::write(folder.path("nginx.conf"), nginx)?;
-            let [near, far] = [Namespace::new("near")?, Namespace::new("far")?];
+            fs::write(folder.file("nginx.conf"), nginx)?;
+            let [near, far] = [
+                namespaces::namespace("near")?,
+                namespaces::namespace("far")?,
+            ];
             far.shell("echo 0 > /proc/sys/net/ipv6/conf/default/disable_ipv6")?;
             near.join(&far, "veth0")?;
             near.join(&far, "veth1")?;
@@ -430,6 +388,7 @@ mod run {
             }
             Ok(Field {
                 options,
+                examples,
                 near,
                 far,
                 folder,
@@ -441,10 +400,10 @@ mod run {
             let large = frames == Frames::Large;
             for interface in ["veth0", "veth1"] {
                 for namespace in [&self.near, &self.far] {
-                    namespace.offloads(interface, large)?;
+                    namespaces::offloads(namespace, interface, large)?;
                 }
             }
-            self.far.offloads("tap0", large)?;
+            namespaces::offloads(&self.far, "tap0", large)?;
             // Turning checksums off turns segmentation off, too.
             let to = if device == Device::Xdp { "off" } else { "on" };
             self.far.shell(&format!("ethtool -K veth0 tx {to}"))
@@ -461,7 +420,7 @@ mod run {
                 Load::Proxy => "tls_proxy",
                 _ => "services",
             };
-            let program = self.options.examples.join(example).display().to_string();
+            let program = self.examples.join(example).display().to_string();
             let net = match (server, device) {
                 (Server::Linux, _) => 79,
                 (_, Device::Tap) => 77,
@@ -473,18 +432,18 @@ mod run {
             };
             let own = match load {
                 Load::HttpServer => {
-                    vec!["--poller".to_owned(), "--root".into(), self.folder.path("")]
+                    vec!["--poller".to_owned(), "--root".into(), self.folder.file("")]
                 }
                 Load::Search | Load::Blocks | Load::Aes => {
                     vec!["--process".to_owned(), load.name().to_owned()]
                 }
-                Load::Https | Load::Openssl => vec!["--root".to_owned(), self.folder.path("")],
+                Load::Https | Load::Openssl => vec!["--root".to_owned(), self.folder.file("")],
                 Load::Proxy => vec!["--to".to_owned(), format!("10.{net}.0.2:80")],
                 _ => Vec::new(),
             };
             let mut arguments: Vec<&str> = own.iter().map(String::as_str).collect();
             if server == Server::Linux {
-                let conf = self.folder.path("nginx.conf");
+                let conf = self.folder.file("nginx.conf");
                 let is_nginx =
                     |load: Load| load.is_requests() || matches!(load, Load::Https | Load::Openssl);
                 let (program, arguments) = match load {
@@ -524,7 +483,7 @@ mod run {
             process.line(PATIENCE)?;
             // Opening a TAP turns its offloads on.
             if (device, row.frames) == (Device::Tap, Frames::Small) {
-                self.far.offloads("tap0", false)?;
+                namespaces::offloads(&self.far, "tap0", false)?;
             }
             Ok((process, address))
         }
@@ -533,7 +492,7 @@ mod run {
         fn count(&self, row: Row) -> Outcome<Sample> {
             let seconds = self.options.seconds.to_string();
             let (control, before, work) = (control(), Distance::now(), machine_nanos());
-            let program = self.folder.path("count");
+            let program = self.folder.file("count");
             let nobody = match row.load {
                 Load::V6 => "fd00:77::9",
                 _ => "10.77.0.9",
@@ -572,7 +531,7 @@ mod run {
             // Where a proxy gets its bytes.
             let _behind = match load {
                 Load::Proxy => {
-                    let services = self.options.examples.join("services");
+                    let services = self.examples.join("services");
                     let services = services.display().to_string();
                     let behind = Process::spawn(self.far.command(&services), &["--linux"])?;
                     behind.line(PATIENCE)?;
@@ -590,7 +549,7 @@ mod run {
                 }
                 Load::Ingest => {
                     bytes = UPLOADED * self.options.seconds;
-                    let (file, url) = (self.folder.path("upload"), format!("http://{address}/"));
+                    let (file, url) = (self.folder.file("upload"), format!("http://{address}/"));
                     ("curl", vec!["-sfT".into(), file, url])
                 }
                 Load::Https | Load::Proxy => {

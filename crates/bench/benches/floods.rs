@@ -73,10 +73,11 @@ mod run {
     use dominoes_bench::spread::Spread;
     use dominoes_bench::start;
     use dominoes_bench::table::{Bar, Bars, Table, columns};
-    use dominoes_bench::targets::{self, list};
+    use dominoes_bench::targets;
     use dominoes_bench::topology;
     use serde::Serialize;
     use std::io::Read;
+    use std::num::NonZero;
     use std::process::ExitCode;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -93,18 +94,48 @@ mod run {
     /// How often something is measured while others disturb it.
     const ATTEMPTS: usize = 3;
 
-    #[derive(Debug)]
+    #[derive(Debug, clap::Parser)]
     struct Options {
+        #[arg(
+            long = "server",
+            value_delimiter = ',',
+            default_value = "tap-1,tap-2,linux",
+            default_value_if("quick", "true", "tap-1,linux"),
+            value_parser = server_named
+        )]
         servers: Vec<Server>,
+        #[arg(long = "scenario", value_delimiter = ',', default_values = Scenario::all().iter().map(|scenario| scenario.name()), value_parser = Scenario::named)]
         scenarios: Vec<Scenario>,
+        #[arg(long, default_value_t = 3, default_value_if("quick", "true", "1"))]
         rounds: usize,
-        turns: usize,
+        #[arg(long, default_value = "3", default_value_if("quick", "true", "1"))]
+        turns: NonZero<usize>,
+        #[arg(long, default_value_t = 1)]
         seconds: u64,
         /// Whether the server has a core for itself.
-        split: bool,
+        #[arg(long, default_value = "split")]
+        cores: Cores,
+        #[arg(long, default_value_t = 10_000)]
         rate: u64,
+        #[arg(long)]
+        quick: bool,
+        /// Be another process.
+        #[arg(long, hide = true)]
+        serve: Option<String>,
+        #[arg(long, hide = true)]
+        disturb: Option<String>,
+    }
+
+    impl Options {
         /// How long the first turn of `connections` lasts at least.
-        lasting: Duration,
+        fn lasting(&self) -> Duration {
+            Duration::from_secs(if self.quick { 5 } else { 20 })
+        }
+    }
+
+    dominoes_bench::named! {
+        /// What has the first core.
+        enum Cores { Split = "split", Shared = "shared", }
     }
 
     /// What the frames follow from.
@@ -164,69 +195,27 @@ mod run {
         }
     }
 
-    fn server_named(name: &str) -> Option<Server> {
-        if name == "linux" {
-            return Some(Server::Linux);
+    fn server_named(name: &str) -> Result<Server, String> {
+        let (device, replicas) = name.split_once('-').unwrap_or((name, ""));
+        match (device, replicas.parse()) {
+            ("linux", Err(_)) => Ok(Server::Linux),
+            ("tap", Ok(replicas)) => Ok(Server::Tap { replicas }),
+            ("packet", Ok(replicas)) => Ok(Server::Packet { replicas }),
+            _ => Err("tap-N, packet-N or linux".to_owned()),
         }
-        let (device, replicas) = name.split_once('-')?;
-        let replicas = replicas.parse().ok()?;
-        match device {
-            "tap" => Some(Server::Tap { replicas }),
-            "packet" => Some(Server::Packet { replicas }),
-            _ => None,
-        }
-    }
-
-    /// `None`: it was another process, and is done.
-    fn options(mut args: lexopt::Parser) -> Outcome<Option<Options>> {
-        use lexopt::prelude::*;
-        let mut options = Options {
-            servers: list("tap-1,tap-2,linux", server_named)?,
-            scenarios: Scenario::all(),
-            rounds: 3,
-            turns: 3,
-            seconds: 1,
-            split: true,
-            rate: 10_000,
-            lasting: Duration::from_secs(20),
-        };
-        while let Some(arg) = args.next()? {
-            let Long(name) = arg else {
-                return Err(arg.unexpected().into());
-            };
-            let name = name.to_owned();
-            if name == "quick" {
-                (options.rounds, options.turns) = (1, 1);
-                options.lasting = Duration::from_secs(5);
-                options.servers = list("tap-1,linux", server_named)?;
-                continue;
-            }
-            let value = args.value()?.string()?;
-            match &*name {
-                "serve" => return server::run(&value).map(|()| None),
-                "disturb" => return disturb(&value).map(|()| None),
-                "server" => options.servers = list(&value, server_named)?,
-                "scenario" => options.scenarios = list(&value, Scenario::named)?,
-                "rounds" => options.rounds = value.parse()?,
-                "turns" => options.turns = value.parse::<usize>()?.max(1),
-                "cores" if value == "split" => options.split = true,
-                "cores" if value == "shared" => options.split = false,
-                "seconds" => options.seconds = value.parse()?,
-                "rate" => options.rate = value.parse()?,
-                _ => return Err(format!("what is --{name}?").into()),
-            }
-        }
-        Ok(Some(options))
     }
 
     pub(crate) fn main() -> ExitCode {
         start::main("floods", run)
     }
 
-    fn run(arguments: lexopt::Parser) -> Outcome<()> {
-        let Some(options) = options(arguments)? else {
-            return Ok(());
-        };
+    fn run(options: Options) -> Outcome<()> {
+        if let Some(start) = &options.serve {
+            return server::run(start);
+        }
+        if let Some(task) = &options.disturb {
+            return disturb(task);
+        }
         let needs = "CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN) and programs";
         if !targets::can_run(
             "floods",
@@ -245,13 +234,13 @@ mod run {
             options.seconds,
             options.rate,
             SEED,
-            match options.split {
+            match options.cores == Cores::Split {
                 true => "the server has a core for itself",
                 false => "all threads share all cores",
             }
         );
         let last = topology::cores().len().saturating_sub(1);
-        let is_split = options.split && last > 0;
+        let is_split = options.cores == Cores::Split && last > 0;
         if is_split {
             // Every process that this one starts is there, too, except the server's.
             topology::pin_to(last);
@@ -296,10 +285,10 @@ mod run {
         let mut during = Vec::new();
         let mut first = None;
         let mut note = String::new();
-        for turn in 0..options.turns {
-            let seed = SEED + (round * options.turns + turn) as u64;
+        for turn in 0..options.turns.get() {
+            let seed = SEED + (round * options.turns.get() + turn) as u64;
             let lasting = if turn == 0 {
-                options.lasting
+                options.lasting()
             } else {
                 Duration::ZERO
             };
@@ -465,7 +454,7 @@ mod run {
     /// Another process: floods, or clients, until its input ends. Prints its report.
     fn disturb(task: &str) -> Outcome<()> {
         let task: Task = serde_json::from_str(task)?;
-        let scenario = Scenario::named(&task.scenario).ok_or("no such scenario")?;
+        let scenario = Scenario::named(&task.scenario)?;
         let ends = Arc::new(AtomicBool::new(false));
         let end = Arc::clone(&ends);
         thread::spawn(move || {

@@ -26,7 +26,6 @@ use dominoes_netstack::time;
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Limits, SocketError, Stack, TcpStream};
-use lexopt::prelude::*;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 
@@ -47,16 +46,11 @@ const SECONDS: u64 = 5;
 /// Wake-ups.
 const SAMPLES: usize = 200;
 
-/// Whether to fail if the share is not below.
-fn checks(mut arguments: lexopt::Parser) -> Result<bool, lexopt::Error> {
-    let mut checks = false;
-    while let Some(argument) = arguments.next()? {
-        match argument {
-            Long("check") => checks = true,
-            other => return Err(other.unexpected()),
-        }
-    }
-    Ok(checks)
+#[derive(Debug, clap::Parser)]
+struct Options {
+    /// Whether to fail if the share is not below.
+    #[arg(long)]
+    check: bool,
 }
 
 /// Processor time of the whole process without this thread.
@@ -191,8 +185,7 @@ fn main() -> ExitCode {
     start::main("idle", run)
 }
 
-fn run(arguments: lexopt::Parser) -> Result<(), String> {
-    let checks = checks(arguments).map_err(|error| error.to_string())?;
+fn run(options: Options) -> Result<(), String> {
     let run = Run::begin("idle");
     let title =
         format!("{CONNECTIONS} connections, {SECONDS} s each; wake-up in us, {SAMPLES} samples");
@@ -261,7 +254,7 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
     let missed = table.bounds.iter().find(|bound| bound.is_met != Some(true));
     let missed = missed.map(|bound| bound.line.clone());
     run.end(vec![table])?;
-    match missed.filter(|_| checks) {
+    match missed.filter(|_| options.check) {
         Some(missed) => Err(missed),
         None => Ok(()),
     }

@@ -15,38 +15,24 @@ use dominoes_bench::instructions::gate::{Accepted, MARGIN, Tools, check_inlining
 use dominoes_bench::instructions::{callgrind, cases, processor, report};
 use dominoes_bench::report::Run;
 use dominoes_bench::start;
-use lexopt::prelude::*;
 
-#[derive(Debug, Default)]
+#[derive(Debug, clap::Parser)]
 struct Options {
+    #[arg(default_value = "")]
     filter: String,
+    #[arg(long)]
     check: bool,
+    #[arg(long)]
     accept: bool,
+    #[arg(long)]
     list: bool,
     /// This process runs under Valgrind.
+    #[arg(long, hide = true)]
     count: bool,
 }
 
-impl Options {
-    fn parse(mut parser: lexopt::Parser) -> Result<Options, lexopt::Error> {
-        let mut options = Options::default();
-        while let Some(arg) = parser.next()? {
-            match arg {
-                Long("check") => options.check = true,
-                Long("accept") => options.accept = true,
-                Long("list") => options.list = true,
-                Long("count") => options.count = true,
-                Value(word) if options.filter.is_empty() => options.filter = word.string()?,
-                other => return Err(other.unexpected()),
-            }
-        }
-        Ok(options)
-    }
-}
-
 fn main() -> ExitCode {
-    start::main("instructions", |arguments| {
-        let options = Options::parse(arguments).map_err(|error| error.to_string())?;
+    start::main("instructions", |options: Options| {
         if options.count {
             println!("{}", processor());
             cases(&options.filter).iter().for_each(|case| case.count());

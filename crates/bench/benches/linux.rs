@@ -74,9 +74,7 @@ mod linux;
 #[cfg(target_os = "linux")]
 mod run {
     use super::linux::end::{self, Core, Ours, Task, task};
-    use super::linux::fixture::{
-        Both, CubicAllowed, Fixture, Namespace, Outcome, connection, server,
-    };
+    use super::linux::fixture::{Both, CubicAllowed, Fixture, Outcome, connection, server};
     use super::linux::report::{self, Row};
     use super::linux::wire::{self, RunningWire, Wire};
     use super::linux::{Device, Frames, OURS, PEER, Way};
@@ -87,31 +85,58 @@ mod run {
     use dominoes_bench::spread::Spread;
     use dominoes_bench::start;
     use dominoes_bench::table::{Bar, Bars, Table, columns};
-    use dominoes_bench::targets::{self, list};
+    use dominoes_bench::targets;
     use dominoes_bench::topology::Distance;
     use std::process::ExitCode;
-    use std::str::FromStr;
 
     /// The beginning of each connection, which does not count, in milliseconds.
     const WARM: u64 = 300;
 
-    #[derive(Clone, Debug)]
+    #[derive(Clone, Debug, clap::Parser)]
     struct Options {
+        #[arg(
+            long = "device",
+            value_delimiter = ',',
+            default_value = "v2,v3,xdp,tap,tun"
+        )]
         devices: Vec<Device>,
+        #[arg(long, value_delimiter = ',', default_value = "large,small")]
         frames: Vec<Frames>,
+        #[arg(long = "way", value_delimiter = ',', default_value = "send,receive")]
         ways: Vec<Way>,
+        #[arg(long, default_value_t = 8)]
         rounds: usize,
+        #[arg(long, default_value_t = 500)]
         millis: u64,
+        #[arg(long, default_value_t = 1)]
         replicas: usize,
+        #[arg(long)]
         pinned: Option<Pinned>,
+        #[arg(long)]
         buffer: Option<u32>,
+        #[arg(long)]
         ring: Option<usize>,
-        merged: bool,
+        #[arg(long, default_value = "yes")]
+        merged: Merged,
+        #[arg(long, value_delimiter = ',')]
         loss: Vec<u32>,
+        #[arg(long, default_value_t = 3)]
         seeds: u64,
+        #[arg(long, default_value_t = 100)]
         rate: u64,
+        #[arg(long, default_value_t = 5)]
         delay: u64,
+        #[arg(long, default_value_t = 125_000)]
         queue: u64,
+        /// Be one end, or the wire.
+        #[arg(long, hide = true)]
+        end: Option<String>,
+        #[arg(long, hide = true)]
+        wire: Option<String>,
+    }
+
+    dominoes_bench::named! {
+        enum Merged { Yes = "yes", No = "no", }
     }
 
     /// Rounds that are measured at most, for each that is wanted.
@@ -153,60 +178,13 @@ mod run {
         start::main("linux", run)
     }
 
-    /// `None`: it was one end, and is done.
-    fn options(mut args: lexopt::Parser) -> Outcome<Option<Options>> {
-        use lexopt::prelude::*;
-        let mut options = Options {
-            devices: Device::ALL.to_vec(),
-            frames: Frames::ALL.to_vec(),
-            ways: Way::ALL.to_vec(),
-            rounds: 8,
-            millis: 500,
-            replicas: 1,
-            pinned: None,
-            buffer: None,
-            ring: None,
-            merged: true,
-            loss: Vec::new(),
-            seeds: 3,
-            rate: 100,
-            delay: 5,
-            queue: 125_000,
-        };
-        while let Some(arg) = args.next()? {
-            let Long(name) = arg else {
-                return Err(arg.unexpected().into());
-            };
-            let name = name.to_owned();
-            let value = args.value()?.string()?;
-            match &*name {
-                "end" => return end::run(&value).map(|()| None),
-                "wire" => return wire::run(&value).map(|()| None),
-                "device" => options.devices = list(&value, Device::named)?,
-                "frames" => options.frames = list(&value, Frames::named)?,
-                "way" => options.ways = list(&value, Way::named)?,
-                "rounds" => options.rounds = value.parse()?,
-                "millis" => options.millis = value.parse()?,
-                "replicas" => options.replicas = value.parse()?,
-                "buffer" => options.buffer = Some(value.parse()?),
-                "ring" => options.ring = Some(value.parse()?),
-                "pinned" => options.pinned = list(&value, Pinned::named)?.pop(),
-                "merged" => options.merged = value == "yes",
-                "loss" => options.loss = list(&value, |text| u32::from_str(text).ok())?,
-                "seeds" => options.seeds = value.parse()?,
-                "rate" => options.rate = value.parse()?,
-                "delay" => options.delay = value.parse()?,
-                "queue" => options.queue = value.parse()?,
-                _ => return Err(format!("what is --{name}?").into()),
-            }
+    fn run(options: Options) -> Outcome<()> {
+        if let Some(task) = &options.end {
+            return end::run(task);
         }
-        Ok(Some(options))
-    }
-
-    fn run(arguments: lexopt::Parser) -> Outcome<()> {
-        let Some(options) = options(arguments)? else {
-            return Ok(());
-        };
+        if let Some(wire) = &options.wire {
+            return wire::run(wire);
+        }
         let needs = "CAP_NET_ADMIN and CAP_SYS_ADMIN), `ip` and `ethtool`";
         if !targets::can_run(
             "linux",
@@ -245,7 +223,7 @@ mod run {
             frames: frames.name().to_owned(),
             offloads: true,
             replicas: options.replicas,
-            merged: options.merged,
+            merged: options.merged == Merged::Yes,
             buffer: options.buffer.unwrap_or(buffer) << 10,
             ring: options.ring.unwrap_or(ring as usize) << 10,
         }
@@ -397,7 +375,7 @@ mod run {
     }
 
     fn over_bad_wires(options: &Options, run: &mut Run) -> Outcome<()> {
-        let [left, right, between] = ["left", "right", "between"].map(Namespace::new);
+        let [left, right, between] = ["left", "right", "between"].map(namespaces::namespace);
         let (left, right, between) = (left?, right?, between?);
         let title = format!(
             "{} Mbit/s, {} ms round trip, a queue of {} bytes; {} seeds of {} ms; Mbit/s",

@@ -23,7 +23,6 @@ use dominoes_bench::{
     table::{Bar, Bars, Limit, Table, columns},
     topology::{self, Distance},
 };
-use lexopt::prelude::*;
 use std::{
     collections::HashMap,
     hint::black_box,
@@ -363,47 +362,28 @@ fn measure(row: &Row, number: usize, window: Duration) -> Reading<f64> {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, clap::Parser)]
 struct Options {
+    #[arg(long, default_value_t = 15, default_value_if("quick", "true", "7"))]
     rounds: usize,
-    window: Duration,
+    #[arg(long, default_value_t = 40, default_value_if("quick", "true", "12"))]
+    millis: u64,
+    #[arg(long)]
+    quick: bool,
+    /// As often as wanted.
+    #[arg(long = "peer", default_values = Peer::ALL.map(Peer::name))]
     peers: Vec<Peer>,
 }
 
 /// Keys of the map: a power of two.
 const KEYS: usize = 1 << 16;
 
-fn options(mut arguments: lexopt::Parser) -> Result<Options, lexopt::Error> {
-    let mut options = Options {
-        rounds: 15,
-        window: Duration::from_millis(40),
-        peers: Vec::new(),
-    };
-    while let Some(argument) = arguments.next()? {
-        match argument {
-            Long("quick") => (options.rounds, options.window) = (7, Duration::from_millis(12)),
-            Long("rounds") => options.rounds = arguments.value()?.parse()?,
-            Long("millis") => options.window = Duration::from_millis(arguments.value()?.parse()?),
-            Long("peer") => {
-                let name = arguments.value()?.string()?;
-                let peer = Peer::named(&name).ok_or_else(|| format!("what is `{name}`?"))?;
-                options.peers.push(peer);
-            }
-            other => return Err(other.unexpected()),
-        }
-    }
-    if options.peers.is_empty() {
-        options.peers = Peer::ALL.to_vec();
-    }
-    Ok(options)
-}
-
 fn main() -> ExitCode {
     start::main("replicated", run)
 }
 
-fn run(arguments: lexopt::Parser) -> Result<(), String> {
-    let options = options(arguments).map_err(|error| error.to_string())?;
+fn run(options: Options) -> Result<(), String> {
+    let window = Duration::from_millis(options.millis);
     let run = Run::begin("replicated");
     let most = topology::cores().len().min(2);
     let mut rows = Vec::new();
@@ -429,7 +409,7 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
         let near = |row: &Row| (row.threads > 1).then(Distance::now);
         let measured = rounds::until_calm(3, || {
             let before = near(row);
-            let rate = measure(row, KEYS, options.window);
+            let rate = measure(row, KEYS, window);
             let distance = near(row).filter(|after| Some(*after) == before);
             Ok::<_, String>(Reading {
                 value: (rate.value, distance),

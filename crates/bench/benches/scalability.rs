@@ -26,117 +26,103 @@ use dominoes_bench::start;
 use dominoes_bench::targets::{self, TARGETS};
 use dominoes_bench::topology::{self, Machine};
 use dominoes_bench::workload::Workload;
-use lexopt::prelude::*;
 
-/// Rounds of a quick run, where a target is and elsewhere.
-const QUICK: (usize, usize) = (7, 3);
-/// A slice of a quick run, and the time of an experiment then.
+/// A slice of a quick run.
 const QUICK_SLICE: Duration = Duration::from_millis(50);
-const QUICK_BUDGET: Duration = Duration::from_secs(25);
-/// The rounds of a full run.
-const FULL: (usize, usize) = (40, 12);
 /// As on the command line.
 const OWN_NAME: &str = "scalability";
 
-#[derive(Debug)]
+#[derive(Debug, clap::Parser)]
 struct Options {
+    #[arg(value_parser = experiment)]
     experiments: Vec<&'static Experiment>,
-    wanted: Wanted,
-    /// Where pictures and figures go; `None` for the usual directory.
+    #[arg(long = "variant", value_delimiter = ',', value_parser = variant)]
+    variants: Vec<String>,
+    #[arg(long, value_delimiter = ',', default_value = "1,2", value_parser = within::<1, 56>)]
+    cores: Vec<usize>,
+    #[arg(long)]
+    quick: bool,
+    /// Rounds where a target is, and elsewhere.
+    #[arg(long, default_value_t = 40, default_value_if("quick", "true", "7"))]
+    rounds: usize,
+    #[arg(long, default_value_t = 12, default_value_if("quick", "true", "3"))]
+    side_rounds: usize,
+    /// The seconds of an experiment.
+    #[arg(long, default_value_if("quick", "true", "25"), value_parser = within::<1, 86_400>)]
+    budget: Option<usize>,
+    #[arg(
+        long = "segment",
+        value_delimiter = ',',
+        default_value = "1448,512,64",
+        value_parser = within::<8, 1448>
+    )]
+    segments: Vec<usize>,
+    #[arg(long)]
+    timestamps: bool,
+    #[arg(long)]
+    no_checksum: bool,
+    #[arg(long, default_value_t = Workload::default().seed)]
+    seed: u64,
+    /// Where pictures and figures go; by default the usual directory.
+    #[arg(long)]
     out: Option<PathBuf>,
     /// Whether to take the results of an earlier run.
+    #[arg(long)]
     resume: bool,
+    #[arg(long)]
     list: bool,
-    /// Whether to print every table: if experiments are named, or `--tables` is.
+    /// Whether to print every table: if experiments are named, or this is.
+    #[arg(long)]
     tables: bool,
     /// Where to store what published figures and the README are compared with.
+    #[arg(long)]
     store: Option<PathBuf>,
 }
 
-/// Numbers that are separated by commas, each within `range`.
-fn numbers(
-    parser: &mut lexopt::Parser,
-    range: std::ops::RangeInclusive<usize>,
-) -> Result<Vec<usize>, lexopt::Error> {
-    let text = parser.value()?.string()?;
-    let one = |number: &str| number.parse().ok().filter(|n| range.contains(n));
-    targets::list(&text, one).map_err(Into::into)
+fn experiment(name: &str) -> Result<&'static Experiment, String> {
+    let found = EXPERIMENTS.iter().find(|one| one.name == name);
+    found.ok_or_else(|| "there is no such experiment; see --list".to_owned())
+}
+
+fn variant(name: &str) -> Result<String, String> {
+    let found = VARIANTS.iter().find(|one| one.name == name);
+    let missing = || "there is no such variant; see --list".to_owned();
+    found.map(|one| one.name.to_owned()).ok_or_else(missing)
+}
+
+fn within<const LEAST: usize, const MOST: usize>(text: &str) -> Result<usize, String> {
+    let number = text
+        .parse()
+        .ok()
+        .filter(|number| (LEAST..=MOST).contains(number));
+    number.ok_or_else(|| format!("not from {LEAST} to {MOST}"))
 }
 
 impl Options {
-    fn parse(mut parser: lexopt::Parser) -> Result<Options, lexopt::Error> {
-        let mut options = Options {
-            experiments: Vec::new(),
-            wanted: Wanted {
-                base: Workload::default(),
-                segments: vec![1448, 512, 64],
-                bursts: vec![8, 2, 1],
-                connections: vec![1, 8, 64],
-                variants: Vec::new(),
-                cores: vec![1, 2],
-                side_rounds: FULL.1,
-                budget: None,
-            },
-            out: None,
-            resume: false,
-            list: false,
-            tables: false,
-            store: None,
+    fn wanted(&self) -> Wanted {
+        let mut base = Workload {
+            segment_bytes: self.segments[0],
+            rounds: self.rounds,
+            timestamps: self.timestamps,
+            checksum: !self.no_checksum,
+            seed: self.seed,
+            ..Workload::default()
         };
-        let wanted = &mut options.wanted;
-        let mut rounds = FULL;
-        while let Some(arg) = parser.next()? {
-            match arg {
-                Long("list") => options.list = true,
-                Long("tables") => options.tables = true,
-                Long("store") => options.store = Some(parser.value()?.into()),
-                Long("resume") => options.resume = true,
-                Long("quick") => {
-                    rounds = QUICK;
-                    wanted.base.slice = QUICK_SLICE;
-                    wanted.budget = wanted.budget.or(Some(QUICK_BUDGET));
-                }
-                Long("budget") => {
-                    let seconds = numbers(&mut parser, 1..=86_400)?[0];
-                    wanted.budget = Some(Duration::from_secs(seconds as u64));
-                }
-                Long("rounds") => rounds.0 = parser.value()?.parse()?,
-                Long("side-rounds") => rounds.1 = parser.value()?.parse()?,
-                Long("segment") => {
-                    wanted.segments = numbers(&mut parser, 8..=1448)?;
-                }
-                Long("timestamps") => wanted.base.timestamps = true,
-                Long("no-checksum") => wanted.base.checksum = false,
-                Long("seed") => wanted.base.seed = parser.value()?.parse()?,
-                Long("out") => options.out = Some(parser.value()?.into()),
-                Long("variant") => {
-                    let names = parser.value()?.string()?;
-                    for name in names.split(',') {
-                        if !VARIANTS.iter().any(|variant| variant.name == name) {
-                            return Err(format!("there is no variant {name:?}; see --list").into());
-                        }
-                        wanted.variants.push(name.to_owned());
-                    }
-                }
-                Long("cores") => wanted.cores = numbers(&mut parser, 1..=56)?,
-                Value(word) if !EXPERIMENTS.iter().any(|e| word == e.name) => {
-                    let word = word.display();
-                    return Err(format!("there is no experiment {word}; see --list").into());
-                }
-                Value(word) => {
-                    let chosen = EXPERIMENTS.iter().filter(|e| word == e.name);
-                    options.experiments.extend(chosen);
-                }
-                other => return Err(other.unexpected()),
-            }
+        if self.quick {
+            base.slice = QUICK_SLICE;
         }
-        (wanted.base.rounds, wanted.side_rounds) = rounds;
-        wanted.base.segment_bytes = wanted.segments[0];
-        options.tables |= !options.experiments.is_empty();
-        if options.experiments.is_empty() {
-            options.experiments = EXPERIMENTS.iter().filter(|e| !e.is_by_name).collect();
+        Wanted {
+            base,
+            segments: self.segments.clone(),
+            bursts: vec![8, 2, 1],
+            connections: vec![1, 8, 64],
+            variants: self.variants.clone(),
+            cores: self.cores.clone(),
+            side_rounds: self.side_rounds,
+            budget: self
+                .budget
+                .map(|seconds| Duration::from_secs(seconds as u64)),
         }
-        Ok(options)
     }
 }
 
@@ -216,10 +202,14 @@ fn settings(wanted: &Wanted) -> String {
     format!("{wanted:?}")
 }
 
-fn run(options: &Options) -> Result<(), String> {
+fn run(mut options: Options) -> Result<(), String> {
+    options.tables |= !options.experiments.is_empty();
+    if options.experiments.is_empty() {
+        options.experiments = EXPERIMENTS.iter().filter(|e| !e.is_by_name).collect();
+    }
     let machine = Machine::here();
     println!("{machine}");
-    let wanted = &options.wanted;
+    let wanted = &options.wanted();
     let available = topology::cores().len().max(1);
     if wanted.cores.iter().any(|count| *count > available) {
         println!(
@@ -227,7 +217,7 @@ fn run(options: &Options) -> Result<(), String> {
             wanted.cores.iter().max()
         );
     }
-    let out = Output::new(options)?;
+    let out = Output::new(&options)?;
     let settings = settings(wanted);
     let earlier = |experiment: &Experiment| -> Option<Section> {
         let directory = out.directory.as_ref().filter(|_| options.resume)?;
@@ -334,12 +324,11 @@ fn main() -> ExitCode {
     if let Some(code) = experiments::play() {
         return code;
     }
-    start::main(OWN_NAME, |arguments| {
-        let options = Options::parse(arguments).map_err(|error| error.to_string())?;
-        match options.list {
-            true => list(),
-            false => run(&options)?,
+    start::main(OWN_NAME, |options: Options| {
+        if options.list {
+            list();
+            return Ok(());
         }
-        Ok::<(), String>(())
+        run(options)
     })
 }

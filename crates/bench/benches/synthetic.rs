@@ -19,7 +19,6 @@ use dominoes_bench::{
     rounds::{self, Reading},
     topology,
 };
-use lexopt::prelude::*;
 use std::{process::ExitCode, thread};
 use synthetic::{
     RATIOS, Work,
@@ -30,10 +29,19 @@ use synthetic::{
 /// How often a slice is measured at most in which another process had a core.
 const ATTEMPTS: usize = 9;
 
-#[derive(Debug)]
+#[derive(Debug, clap::Parser)]
 struct Options {
+    #[arg(long, default_value_t = 9, default_value_if("quick", "true", "5"))]
     rounds: usize,
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,2,3,4,6,8,12,16",
+        default_value_if("quick", "true", "1,2,4")
+    )]
     threads: Vec<usize>,
+    #[arg(long)]
+    quick: bool,
 }
 
 /// Roughly, of one thread's work in a slice.
@@ -42,29 +50,11 @@ const MILLIS: f64 = 10.0;
 const SEQUENTIAL_NS: f64 = 100.0;
 const SEED: u64 = 1;
 
-fn options(mut arguments: lexopt::Parser) -> Result<Options, lexopt::Error> {
-    let mut options = Options {
-        rounds: 9,
-        threads: vec![1, 2, 3, 4, 6, 8, 12, 16],
-    };
-    let numbers = |list: &str| list.split(',').map(str::parse).collect::<Result<_, _>>();
-    while let Some(argument) = arguments.next()? {
-        match argument {
-            Long("quick") => (options.rounds, options.threads) = (5, vec![1, 2, 4]),
-            Long("rounds") => options.rounds = arguments.value()?.parse()?,
-            Long("threads") => options.threads = arguments.value()?.parse_with(numbers)?,
-            other => return Err(other.unexpected()),
-        }
-    }
-    Ok(options)
-}
-
 fn main() -> ExitCode {
     start::main("synthetic", run)
 }
 
-fn run(arguments: lexopt::Parser) -> Result<(), String> {
-    let options = options(arguments).map_err(|error| error.to_string())?;
+fn run(options: Options) -> Result<(), String> {
     let cores = topology::cores().len().max(1);
     let this_run = Run::begin("synthetic");
     let calibrate = || {

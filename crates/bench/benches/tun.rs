@@ -71,10 +71,21 @@ mod run {
         }
     }
 
-    #[derive(Debug)]
+    #[derive(Debug, clap::Parser)]
     struct Options {
+        #[arg(long, default_value_t = 7, default_value_if("quick", "true", "3"))]
         rounds: usize,
+        #[arg(
+            long,
+            default_value_t = 2_000,
+            default_value_if("quick", "true", "700")
+        )]
         millis: u64,
+        #[arg(long)]
+        quick: bool,
+        /// Be another process.
+        #[arg(long, hide = true)]
+        task: Option<String>,
     }
 
     /// The stack at the other end.
@@ -109,20 +120,9 @@ mod run {
         start::main("tun", run)
     }
 
-    fn run(mut arguments: lexopt::Parser) -> Outcome<()> {
-        use lexopt::prelude::*;
-        let mut options = Options {
-            rounds: 7,
-            millis: 2_000,
-        };
-        while let Some(argument) = arguments.next()? {
-            match argument {
-                Long("quick") => (options.rounds, options.millis) = (3, 700),
-                Long("rounds") => options.rounds = arguments.value()?.parse()?,
-                Long("millis") => options.millis = arguments.value()?.parse()?,
-                Long("task") => return task(&arguments.value()?.string()?),
-                other => return Err(other.unexpected().into()),
-            }
+    fn run(options: Options) -> Outcome<()> {
+        if let Some(text) = &options.task {
+            return task(text);
         }
         let needs = "CAP_NET_ADMIN and CAP_SYS_ADMIN), `ip` and, for the line to reach, `iperf3`";
         let can = namespaces::can_run(&["ip"]);
@@ -193,7 +193,7 @@ mod run {
         let mut missing = Vec::new();
         for (number, (name, mut prepare, server, needs)) in (7..).zip(more) {
             match namespaces::run(&mut prepare) {
-                Ok(()) => rows.push(row(number, "tun", name, server)),
+                Ok(_) => rows.push(row(number, "tun", name, server)),
                 Err(error) => {
                     missing.push(format!("{name}: not measured: {error}; needs: {needs}"))
                 }
@@ -209,7 +209,7 @@ mod run {
                 start(kernel, &Task::Serve(replicas, offloads, interface, address))?
             }
             Server::Program(path) => {
-                let command = kernel.command(&path.display().to_string());
+                let command = kernel.command(path.display().to_string());
                 Process::spawn(command, &[&interface, &address.to_string()])?
             }
             Server::Iperf3 => Process::spawn(far.command("iperf3"), &["-s", "--forceflush"])?,

@@ -78,9 +78,6 @@ pub(crate) fn measure(rounds: usize) -> Outcome<Vec<(&'static str, Vec<Asked>)>>
 }
 
 /// Plays the part that the arguments after [`INNER`] name: a server, or the client of an address.
-///
-/// # Errors
-/// If there is no such part, or it fails.
 pub fn main(arguments: &[String]) -> Outcome<()> {
     let Some(part) = arguments.first() else {
         return Err("no part is named".into());

@@ -16,6 +16,9 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "report")]
+pub use dominoes_testkit::named;
+
 pub mod drivers;
 #[cfg(feature = "report")]
 pub mod experiments;

@@ -1,6 +1,5 @@
 //! Network namespaces, settings that go back when their owners do, and processes in them.
 
-use std::error::Error;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::Ipv4Addr;
@@ -9,96 +8,23 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// What may go wrong.
-pub type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+pub use dominoes_testkit::programs::{Namespace, Outcome, resident, run};
 
 const ALLOWED: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
 const CHOSEN: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
-/// A network namespace, with a name that no other process uses.
-#[derive(Debug)]
-pub struct Namespace {
-    name: String,
+/// A network namespace with CUBIC.
+pub fn namespace(role: &str) -> Outcome<Namespace> {
+    let namespace = Namespace::new(role)?;
+    namespace.shell(&format!("echo cubic > {CHOSEN}"))?;
+    Ok(namespace)
 }
 
-impl Namespace {
-    /// Makes one, with CUBIC.
-    ///
-    /// # Errors
-    /// Without root, or `ip`.
-    pub fn new(role: &str) -> Outcome<Namespace> {
-        let name = format!("dominoes-bench-{}-{role}", std::process::id());
-        ip(&format!("netns add {name}"))?;
-        let namespace = Namespace { name };
-        namespace.ip("link set lo up")?;
-        // Neighbour discovery would mix with our frames.
-        namespace.shell("echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6 || true")?;
-        namespace.shell(&format!("echo cubic > {CHOSEN}"))?;
-        Ok(namespace)
-    }
-
-    /// Its name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Runs `ip` for it.
-    ///
-    /// # Errors
-    /// Its own.
-    pub fn ip(&self, arguments: &str) -> Outcome<()> {
-        ip(&format!("-n {} {arguments}", self.name))
-    }
-
-    /// Joins it to another one by two interfaces of this name, a veth pair.
-    ///
-    /// # Errors
-    /// The errors of `ip`.
-    pub fn join(&self, other: &Namespace, interface: &str) -> Outcome<()> {
-        let name = &other.name;
-        self.ip(&format!(
-            "link add {interface} type veth peer name {interface} netns {name}"
-        ))
-    }
-
-    /// Turns offloads of an interface on or off.
-    ///
-    /// # Errors
-    /// The errors of `ethtool`.
-    pub fn offloads(&self, interface: &str, on: bool) -> Outcome<()> {
-        // GRO is off on these interfaces by default, and off it stays.
-        let to = if on { "on" } else { "off" };
-        let arguments = format!("ethtool -K {interface} tso {to} gso {to} gro off");
-        self.shell(&arguments)
-    }
-
-    /// Runs a line of shell in it.
-    ///
-    /// # Errors
-    /// The errors of the line.
-    pub fn shell(&self, line: &str) -> Outcome<()> {
-        run(self.command("sh").args(["-c", line]))
-    }
-
-    /// A command that runs in it.
-    pub fn command(&self, program: &str) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.name, program]);
-        command
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        // The interfaces in it go with it.
-        if let Err(error) = ip(&format!("netns del {}", self.name)) {
-            eprintln!("{} stays: {error}", self.name);
-        }
-    }
-}
-
-fn ip(arguments: &str) -> Outcome<()> {
-    run(Command::new("ip").args(arguments.split(' ')))
+/// Turns offloads of an interface on or off.
+pub fn offloads(namespace: &Namespace, interface: &str, on: bool) -> Outcome<()> {
+    // GRO is off on these interfaces by default, and off it stays.
+    let to = if on { "on" } else { "off" };
+    namespace.shell(&format!("ethtool -K {interface} tso {to} gso {to} gro off"))
 }
 
 /// Whether namespaces, veth pairs and TAPs can be made here, and these programs started; leaves
@@ -116,35 +42,21 @@ pub fn can_run(programs: &[&str]) -> Outcome<()> {
         started.map_err(|error| format!("{program}: {error}"))?;
     }
     let _cubic = CubicAllowed::new()?;
-    let namespace = Namespace::new("probe")?;
+    let namespace = namespace("probe")?;
     namespace.ip("link add probe0 type veth peer name probe1")?;
-    namespace.ip("tuntap add dev probe2 mode tap")
+    namespace.ip("tuntap add dev probe2 mode tap").map(drop)
 }
 
 /// Two namespaces that a veth pair joins, `veth0` in each, with these addresses; their interfaces
 /// are up.
-///
-/// # Errors
-/// Without root, or `ip`.
 pub fn pair(roles: [&str; 2], addresses: [Ipv4Addr; 2]) -> Outcome<[Namespace; 2]> {
-    let both = [Namespace::new(roles[0])?, Namespace::new(roles[1])?];
+    let both = [namespace(roles[0])?, namespace(roles[1])?];
     both[0].join(&both[1], "veth0")?;
     for (namespace, address) in both.iter().zip(addresses) {
         namespace.ip(&format!("addr add {address}/24 dev veth0"))?;
         namespace.ip("link set veth0 up")?;
     }
     Ok(both)
-}
-
-/// Bytes of memory that process `id` has resident; `self` is this one.
-///
-/// # Errors
-/// There is no such process.
-pub fn resident(id: &str) -> Outcome<u64> {
-    let status = fs::read_to_string(format!("/proc/{id}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kilo = line.and_then(|line| line.trim().strip_suffix(" kB"));
-    Ok(kilo.ok_or("no resident memory")?.trim().parse::<u64>()? << 10)
 }
 
 /// `USER_HZ`, on every architecture with a `/proc` (proc(5)).
@@ -172,19 +84,6 @@ pub fn requests_per_second(said: &str) -> Option<f64> {
     rate?.trim().parse().ok()
 }
 
-/// Runs a command to its end.
-///
-/// # Errors
-/// It cannot be started, or fails; with its complaint.
-pub fn run(command: &mut Command) -> Outcome<()> {
-    let output = command.stdin(Stdio::null()).output()?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(format!("{command:?}: {}", said.trim()).into())
-}
-
 /// Leave for namespaces to use CUBIC, which only the first one can give.
 #[derive(Debug)]
 pub struct CubicAllowed {
@@ -193,9 +92,6 @@ pub struct CubicAllowed {
 
 impl CubicAllowed {
     /// Adds it to the list.
-    ///
-    /// # Errors
-    /// The list cannot be written.
     pub fn new() -> Outcome<CubicAllowed> {
         let before = fs::read_to_string(ALLOWED)?.trim().to_owned();
         if !before.split(' ').any(|name| name == "cubic") {
@@ -227,17 +123,11 @@ pub struct Process {
 
 impl Process {
     /// Starts this program with these arguments.
-    ///
-    /// # Errors
-    /// It cannot be started.
     pub fn start(namespace: &Namespace, arguments: &[&str]) -> Outcome<Process> {
         Process::spawn(namespace.command(&this()?), arguments)
     }
 
     /// The same, before all processes that are not in real time.
-    ///
-    /// # Errors
-    /// It cannot be started.
     pub fn start_first(namespace: &Namespace, arguments: &[&str]) -> Outcome<Process> {
         let mut command = namespace.command("chrt");
         command.args(["--fifo", "1", &this()?]);
@@ -245,9 +135,6 @@ impl Process {
     }
 
     /// Starts `command`, of another program perhaps, with these arguments.
-    ///
-    /// # Errors
-    /// It cannot be started.
     pub fn spawn(mut command: Command, arguments: &[&str]) -> Outcome<Process> {
         let mut child = command
             .args(arguments)
@@ -270,9 +157,6 @@ impl Process {
     }
 
     /// The next line that it prints.
-    ///
-    /// # Errors
-    /// None comes in time.
     pub fn line(&self, patience: Duration) -> Outcome<String> {
         let line = self.lines.recv_timeout(patience);
         line.map_err(|_| format!("{} says nothing", self.what).into())

@@ -13,17 +13,11 @@ pub(crate) fn port() -> u16 {
 }
 
 /// A device, and a handle that reports on its peer.
-///
-/// # Errors
-/// If such a peer is not possible.
 pub(crate) fn new(role: Role, workload: &Workload) -> Result<(PeerDevice, PeerHandle), String> {
     with_period(role, workload, workload.ring_bytes as usize)
 }
 
 /// Like [`new`], for a stack whose send ring is `period` bytes long.
-///
-/// # Errors
-/// As [`new`].
 pub(crate) fn with_period(
     role: Role,
     workload: &Workload,
@@ -47,9 +41,6 @@ pub(crate) fn with_period(
 }
 
 /// Like [`new`], with this payload in its segments. The peer compares no byte from the stack.
-///
-/// # Errors
-/// As [`new`].
 #[cfg(feature = "tls")]
 pub(crate) fn with_payload(
     role: Role,

@@ -62,9 +62,6 @@ pub struct Section {
 
 impl Section {
     /// The section of an experiment of `scalability`.
-    ///
-    /// # Errors
-    /// If its figures have no JSON.
     pub fn of(
         result: &ExperimentResult,
         settings: String,
@@ -179,9 +176,6 @@ impl Directory {
     }
 
     /// Keeps a section, and makes the page anew.
-    ///
-    /// # Errors
-    /// If a file cannot be written.
     pub fn keep(&self, section: &Section) -> Result<(), String> {
         let file = self.file(&section.name);
         write_json(&file, section)?;
@@ -193,9 +187,6 @@ impl Directory {
 
     /// Adds what its sections measured, of all bench targets or of one, to a stored run: what the
     /// outcomes in the READMEs come from.
-    ///
-    /// # Errors
-    /// If the file cannot be written, or holds something else.
     pub fn store(&self, path: &Path, only: Option<&str>) -> Result<(), String> {
         let names = contents().map(|(name, ..)| name);
         let names = names.filter(|name| only.is_none_or(|only| *name == only));
@@ -243,9 +234,6 @@ impl Run {
     }
 
     /// Prints a table and adds it to the report: an interrupted run keeps its first tables.
-    ///
-    /// # Errors
-    /// If its figures have no JSON.
     pub fn add(&mut self, table: Table) -> Result<(), String> {
         print!("{table}");
         self.result.tables.push(table);
@@ -253,9 +241,6 @@ impl Run {
     }
 
     /// Keeps a table in the report that is not complete yet: an interrupted run has its samples.
-    ///
-    /// # Errors
-    /// If its figures have no JSON.
     pub fn keep_begun(&mut self, table: &Table) -> Result<(), String> {
         self.result.tables.push(table.clone());
         let kept = self.keep(false);
@@ -264,9 +249,6 @@ impl Run {
     }
 
     /// Prints the last tables, the comparison with published figures, and the path of the report.
-    ///
-    /// # Errors
-    /// If its figures have no JSON.
     pub fn end(mut self, tables: Vec<Table>) -> Result<(), String> {
         tables.iter().for_each(|table| print!("{table}"));
         self.result.tables.extend(tables);
@@ -292,18 +274,12 @@ impl Run {
 }
 
 /// Writes figures as JSON that people can read.
-///
-/// # Errors
-/// If they have no JSON, or the file cannot be written.
 pub fn write_json(path: &Path, figures: &impl Serialize) -> Result<(), String> {
     let json = serde_json::to_string_pretty(figures).map_err(|e| e.to_string())?;
     write(path, &(json + "\n"))
 }
 
 /// Writes a file, and makes its directory if need be.
-///
-/// # Errors
-/// If it cannot be written.
 pub fn write(path: &Path, content: &str) -> Result<(), String> {
     let directory = path.parent().unwrap_or(path);
     let made = fs::create_dir_all(directory).and_then(|()| fs::write(path, content));

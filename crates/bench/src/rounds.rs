@@ -26,9 +26,6 @@ impl<T> Reading<T> {
 /// Measures every row once in each round; every other round runs the rows in reverse. Returns the
 /// readings by row, then by round. `measure` takes the row and the number of the round; `progress`
 /// takes the number of finished rounds and of all rounds.
-///
-/// # Errors
-/// The first error of `measure`.
 pub fn by_turns<R, T, E>(
     rows: &mut [R],
     rounds: usize,
@@ -59,9 +56,6 @@ pub fn tell(done: usize, of: usize) {
 
 /// Repeats a measurement while the machine is disturbed, up to `attempts` in all. Returns the last
 /// reading and the number of repetitions.
-///
-/// # Errors
-/// The first error of `measure`.
 pub fn until_calm<T, E>(
     attempts: usize,
     mut measure: impl FnMut() -> Result<Reading<T>, E>,

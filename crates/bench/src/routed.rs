@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::named;
-use crate::namespaces::{Namespace, Outcome, Process, machine_nanos};
+use crate::namespaces::{self, Namespace, Outcome, Process, machine_nanos};
 use crate::paper::Measure;
 use crate::rounds::{self, Reading};
 use crate::spread::Spread;
@@ -105,7 +105,10 @@ struct Fixture<'a> {
 
 impl Fixture<'_> {
     fn new(examples: &Path, seconds: u64) -> Outcome<Fixture<'_>> {
-        let [near, far] = [Namespace::new("router")?, Namespace::new("ends")?];
+        let [near, far] = [
+            namespaces::namespace("router")?,
+            namespaces::namespace("ends")?,
+        ];
         for (net, interface) in [(1, "r1"), (2, "r2")] {
             near.join(&far, interface)?;
             far.ip(&format!("addr add 10.81.{net}.1/24 dev {interface}"))?;

@@ -388,9 +388,6 @@ impl Conductor<'_> {
 
 /// Measures `rounds` rounds of all rows, in slices of `slice`, and reports to `progress` how many
 /// are done and how many are wanted.
-///
-/// # Errors
-/// If a row failed its own checks, or moves nothing.
 pub fn measure(
     rows: Vec<Row>,
     slice: Duration,
@@ -401,9 +398,6 @@ pub fn measure(
 }
 
 /// As [`measure`], with fewer rounds, but at least two, if they would take longer than `until`.
-///
-/// # Errors
-/// As [`measure`].
 pub fn measure_until(
     rows: Vec<Row>,
     slice: Duration,
@@ -420,9 +414,6 @@ pub fn measure_until(
 }
 
 /// Drives a row slice by slice until `enough` returns true, or `within` is over.
-///
-/// # Errors
-/// As [`measure`].
 pub fn sample(
     row: Row,
     slice: Duration,

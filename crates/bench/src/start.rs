@@ -8,12 +8,15 @@ use std::process::ExitCode;
 use crate::report;
 use crate::targets::{self, TARGETS};
 
-/// Runs the target `name`, unless the command line names another one. `run` parses the options.
-/// An error goes to the standard error stream.
+/// Runs the target `name` with its options, unless the command line names another one. An error goes
+/// to the standard error stream.
 ///
 /// With `--resume`, a target that has a section ends at once if these words gave it on this machine
 /// from these sources. `scalability` resumes by itself.
-pub fn main<E: Display>(name: &str, run: impl FnOnce(lexopt::Parser) -> Result<(), E>) -> ExitCode {
+pub fn main<O: clap::Parser, E: Display>(
+    name: &str,
+    run: impl FnOnce(O) -> Result<(), E>,
+) -> ExitCode {
     let Some(mut arguments) = targets::arguments(name) else {
         return ExitCode::SUCCESS;
     };
@@ -25,7 +28,11 @@ pub fn main<E: Display>(name: &str, run: impl FnOnce(lexopt::Parser) -> Result<(
         return ExitCode::SUCCESS;
     }
     go_back();
-    match run(lexopt::Parser::from_args(arguments)) {
+    let options = match O::try_parse_from([OsString::from(name)].into_iter().chain(arguments)) {
+        Ok(options) => options,
+        Err(error) => error.exit(),
+    };
+    match run(options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{name}: {error}");

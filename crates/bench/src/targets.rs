@@ -119,57 +119,6 @@ fn chosen(name: &str, all: impl Iterator<Item = OsString>) -> Option<Vec<OsStrin
     Some(kept)
 }
 
-/// An enumeration whose values have names, as on the command line and in tables. JSON has the
-/// names, too.
-#[macro_export]
-macro_rules! named {
-    (
-        $(#[$about:meta])*
-        $visible:vis enum $kind:ident {
-            $($(#[$what:meta])* $value:ident = $name:literal,)*
-        }
-    ) => {
-        $(#[$about])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        $visible enum $kind {
-            $($(#[$what])* $value,)*
-        }
-
-        #[allow(dead_code, reason = "not every enumeration needs all of them")]
-        impl $kind {
-            /// All of them.
-            $visible const ALL: [$kind; [$($name),*].len()] = [$($kind::$value),*];
-
-            /// Its name.
-            $visible fn name(self) -> &'static str {
-                match self {
-                    $($kind::$value => $name,)*
-                }
-            }
-
-            /// The value of this name.
-            $visible fn named(name: &str) -> Option<$kind> {
-                $kind::ALL.into_iter().find(|value| value.name() == name)
-            }
-        }
-
-        impl serde::Serialize for $kind {
-            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.serialize_str(self.name())
-            }
-        }
-    };
-}
-
-/// The values of a list that commas separate; `of` knows each by its name.
-///
-/// # Errors
-/// If it does not know one, with that.
-pub fn list<T>(text: &str, of: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, String> {
-    let known = |name| of(name).ok_or_else(|| format!("what is `{name}`?"));
-    text.split(',').map(known).collect()
-}
-
 /// Whether the target `name` can measure, as `probe` found; if not, prints why, the privileges and
 /// programs that it `needs`, and the packages that have them.
 pub fn can_run<E: Display>(name: &str, probe: Result<(), E>, needs: &str, packages: &str) -> bool {

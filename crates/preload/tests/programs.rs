@@ -22,7 +22,7 @@ mod tools;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
-use fixture::{Device, Ends};
+use fixture::{Device, Program, ends, launcher};
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
@@ -63,12 +63,12 @@ fn trial(name: &str, tools: &'static [&'static str], test: fn() -> Result<(), Fa
 const DIFFERENT: [(&str, &str); 0] = [];
 
 fn every_call_returns_the_same_over_the_kernel_and_over_us() -> Result<(), Failed> {
-    let ends = Ends::new(Device::Packet)?;
+    let ends = ends(Device::Packet)?;
     let this = std::env::current_exe()?;
-    let _peer = fixture::Server::start(ends.peer.command(&this).arg("--peer"), "ready")?;
-    let ours = fixture::run(ends.launcher(&[]).arg(&this).arg("--calls"))?;
-    ends.ours.ip("addr add 10.78.0.1/24 dev veth0")?;
-    let kernels = fixture::run(ends.ours.command(&this).arg("--calls"))?;
+    let _peer = Program::serve(ends.peer.command(&this).arg("--peer"), "ready")?;
+    let ours = fixture::run(launcher(&ends, &[]).arg(&this).arg("--calls"))?;
+    ends.ours().ip("addr add 10.78.0.1/24 dev veth0")?;
+    let kernels = fixture::run(ends.ours().command(&this).arg("--calls"))?;
     // What the library prints is not a result.
     let ours: String = ours
         .lines()
@@ -99,10 +99,10 @@ fn every_call_returns_the_same_over_the_kernel_and_over_us() -> Result<(), Faile
 /// Runs [`stress`] over one replica and over two; `steps` are for each thread.
 fn share_descriptors(steps: &str) -> Result<(), Failed> {
     for replicas in ["1", "2"] {
-        let ends = Ends::new(Device::Packet)?;
+        let ends = ends(Device::Packet)?;
         let this = std::env::current_exe()?;
-        let _peer = fixture::Server::start(ends.peer.command(&this).arg("--peer"), "ready")?;
-        let mut command = ends.launcher(&["--replicas", replicas]);
+        let _peer = Program::serve(ends.peer.command(&this).arg("--peer"), "ready")?;
+        let mut command = launcher(&ends, &["--replicas", replicas]);
         let text = fixture::run(command.arg(&this).args(["--stress", steps]))?;
         let counts: Vec<&str> = text
             .lines()

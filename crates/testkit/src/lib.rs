@@ -3,9 +3,11 @@
 //! | module | contents |
 //! |---|---|
 //! | [`packet`] | writes and reads frames for the far side of a stack |
+//! | [`named!`] | enumerations whose values have names |
 //! | [`peer`] | a TCP peer that a test controls |
 //! | [`link`] | bad wires: loss, reordering, duplication, corruption, delay, rate |
 //! | [`device`] | a device around another one, some of whose calls a test changes |
+//! | [`programs`] | namespaces, both ends of a device in them, and programs with a deadline |
 //! | [`tally!`] | counters of events, summed over cases |
 //! | `rng` | the seeded generator, and cases whose failure prints the seed that repeats it |
 //! | `app` | applications that check every byte |
@@ -74,10 +76,12 @@ pub mod device;
 #[cfg(feature = "stack")]
 pub mod hand;
 pub mod link;
+mod named;
 #[cfg(feature = "stack")]
 pub mod net;
 pub mod packet;
 pub mod peer;
+pub mod programs;
 #[cfg(feature = "stack")]
 pub mod rng;
 mod tally;

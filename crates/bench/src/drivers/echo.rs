@@ -257,9 +257,6 @@ pub(crate) struct Pair {
 
 impl Pair {
     /// With this server.
-    ///
-    /// # Errors
-    /// If it cannot be made.
     pub(crate) fn new(server: Server) -> Result<Pair, String> {
         let (here, there) = memory::pair(MemoryConfig::default());
         let mut workers: Vec<Box<dyn Turn>> = match server.kind {
@@ -300,9 +297,6 @@ impl Pair {
     /// Runs the server while `ask` asks it, each on another core. `clock` belongs to the row: it
     /// stops between two calls. Returns the result of `ask`, and the share of the time that a
     /// thread waited for its core.
-    ///
-    /// # Errors
-    /// The errors of `ask`.
     pub(crate) fn run<T: Send>(
         &mut self,
         clock: &mut Duration,
@@ -378,9 +372,6 @@ impl Client {
     }
 
     /// Sends a byte and waits for it, so often; nanoseconds of each time.
-    ///
-    /// # Errors
-    /// If nothing comes back.
     pub(crate) fn ask(
         &mut self,
         times: usize,

@@ -207,9 +207,6 @@ impl core::fmt::Debug for Row {
 impl Row {
     /// Drives all drivers from this thread until `bytes` bytes of payload were compared and found
     /// right. Before a row is measured.
-    ///
-    /// # Errors
-    /// If something was wrong, or nothing moves any more.
     pub fn drive_until(&mut self, bytes: u64) -> Result<(), String> {
         for driver in &mut self.drivers {
             driver.verify(true);
@@ -284,9 +281,6 @@ impl Row {
     }
 
     /// Reports the errors of all drivers, except retransmissions.
-    ///
-    /// # Errors
-    /// The first complaint.
     pub(crate) fn check(&self) -> Result<(), String> {
         for driver in &self.drivers {
             driver.check().map_err(|what| format!("{self:?}: {what}"))?;

@@ -29,9 +29,6 @@ fn connect() -> io::Result<TcpStream> {
 
 /// Holds `count` connections, and reads one byte of each per second until `ends`. Prints `ready`
 /// when all are open.
-///
-/// # Errors
-/// If a connection cannot be opened.
 pub(crate) fn read_slowly(count: usize, ends: &AtomicBool) -> Outcome<String> {
     let mut streams = Vec::new();
     for _ in 0..count {

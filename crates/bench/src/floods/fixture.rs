@@ -5,7 +5,7 @@ use std::process::{ChildStdin, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dominoes_bench::namespaces::{Namespace, Outcome, Process, requests_per_second, run};
+use dominoes_bench::namespaces::{self, Namespace, Outcome, Process, requests_per_second, run};
 use serde::{Deserialize, Serialize};
 
 use super::server::{Said, Server, Start};
@@ -49,9 +49,6 @@ pub(crate) struct Link {
 
 impl Fixture {
     /// Makes the link and starts the server.
-    ///
-    /// # Errors
-    /// Something is missing.
     pub(crate) fn new(start: Start) -> Outcome<Fixture> {
         let link = Link::new(start.server)?;
         let place = link.far.as_ref().unwrap_or(&link.client);
@@ -70,9 +67,6 @@ impl Fixture {
     }
 
     /// Asks the server for its report.
-    ///
-    /// # Errors
-    /// There is no answer.
     pub(crate) fn said(&mut self) -> Outcome<Said> {
         let input = self.input.as_mut().ok_or("the server has no input")?;
         input.write_all(b"\n")?;
@@ -82,11 +76,11 @@ impl Fixture {
 
 impl Link {
     fn new(server: Server) -> Outcome<Link> {
-        let client = Namespace::new("client")?;
+        let client = namespaces::namespace("client")?;
         client.shell("echo 1024 65535 > /proc/sys/net/ipv4/ip_local_port_range")?;
         let far = match server {
             Server::Tap { .. } => None,
-            Server::Packet { .. } | Server::Linux => Some(Namespace::new("server")?),
+            Server::Packet { .. } | Server::Linux => Some(namespaces::namespace("server")?),
         };
         let link = Link {
             server,
@@ -98,9 +92,6 @@ impl Link {
     }
 
     /// Waits until the server answers; returns how long that took.
-    ///
-    /// # Errors
-    /// It does not.
     pub(crate) fn wait_until_served(&self) -> Outcome<Duration> {
         let start = Instant::now();
         loop {
@@ -111,7 +102,7 @@ impl Link {
             curl.args(["--max-time", "1"]);
             let asked = run(curl.args(["-o", "/dev/null", &url]));
             match asked {
-                Ok(()) => return Ok(start.elapsed()),
+                Ok(_) => return Ok(start.elapsed()),
                 Err(error) if start.elapsed() > TIMEOUT => return Err(error),
                 Err(_) => thread::sleep(Duration::from_millis(5)),
             }
@@ -119,9 +110,6 @@ impl Link {
     }
 
     /// Requests of `wrk` that were answered in a second, over `seconds`.
-    ///
-    /// # Errors
-    /// It fails.
     pub(crate) fn wrk(&self, seconds: u64) -> Outcome<f64> {
         let duration = format!("-d{seconds}s");
         let url = format!("http://{SERVER}/bytes/1000");
@@ -138,9 +126,6 @@ impl Link {
     }
 
     /// Bytes of one long answer that `curl` gets in a second, over `seconds`.
-    ///
-    /// # Errors
-    /// It fails.
     pub(crate) fn curl(&self, seconds: u64) -> Outcome<f64> {
         let seconds = seconds.to_string();
         let url = format!("http://{SERVER}/bytes/1000000000000");
@@ -160,9 +145,6 @@ impl Link {
     }
 
     /// Starts a process of this program in the client's namespace, and waits until it is ready.
-    ///
-    /// # Errors
-    /// It does not start.
     pub(crate) fn begin(&self, task: &Task) -> Outcome<Process> {
         let text = serde_json::to_string(task)?;
         let process = Process::start(&self.client, &["--disturb", &text])?;
@@ -175,18 +157,12 @@ impl Link {
     }
 
     /// Ends it, and returns its report.
-    ///
-    /// # Errors
-    /// There is no answer.
     pub(crate) fn end(mut process: Process) -> Outcome<String> {
         drop(process.input());
         process.line(TIMEOUT)
     }
 
     /// The server's Ethernet address, as the client's kernel knows it.
-    ///
-    /// # Errors
-    /// It does not know it.
     pub(crate) fn server_mac(&self) -> Outcome<[u8; 6]> {
         let server = SERVER.to_string();
         let said = self.output("ip", &["neigh", "show", &server, "dev", INTERFACE])?;
@@ -201,18 +177,14 @@ impl Link {
     }
 
     /// The client's interface goes down, or comes up.
-    ///
-    /// # Errors
-    /// The errors of `ip`.
     pub(crate) fn set_up(&self, up: bool) -> Outcome<()> {
         let state = if up { "up" } else { "down" };
-        self.client.ip(&format!("link set {INTERFACE} {state}"))
+        self.client
+            .ip(&format!("link set {INTERFACE} {state}"))
+            .map(drop)
     }
 
     /// Sets the MTU of both ends; a TAP has one.
-    ///
-    /// # Errors
-    /// The errors of `ip`.
     pub(crate) fn set_mtu(&self, mtu: u16) -> Outcome<()> {
         for end in [Some(&self.client), self.far.as_ref()]
             .into_iter()
@@ -224,9 +196,6 @@ impl Link {
     }
 
     /// Deletes the link, and makes it again.
-    ///
-    /// # Errors
-    /// The errors of `ip`.
     pub(crate) fn replace(&self) -> Outcome<()> {
         self.client.ip(&format!("link del {INTERFACE}"))?;
         self.make()
@@ -240,7 +209,7 @@ impl Link {
             far,
         } = self;
         match far {
-            None => client.ip(&format!("tuntap add dev {INTERFACE} mode tap"))?,
+            None => drop(client.ip(&format!("tuntap add dev {INTERFACE} mode tap"))?),
             Some(far) => {
                 client.join(far, INTERFACE)?;
                 far.ip(&format!("link set {INTERFACE} up"))?;

@@ -17,87 +17,39 @@ const ECHO: usize = 56;
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 
-/// The kinds of floods.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// SYNs for the port that the server listens on.
-    Syn,
-    /// Acknowledgments for that port, of no connection.
-    Ack,
-    /// Resets for that port, of no connection.
-    Rst,
-    /// FINs for that port, of no connection.
-    Fin,
-    /// Fragments of datagrams that never become whole.
-    Fragment,
-    /// Echo requests.
-    Icmp,
-    /// ARP requests for the server's address.
-    Arp,
-    /// Datagrams for ports without a socket.
-    Udp,
-    /// Over IPv6, messages of neighbours and routers: questions for routers, advertisements of
-    /// routers and networks that come and go, questions for the server, advertisements that no node
-    /// asked for, and questions for multicast listeners.
-    RouterSolicitation,
-    RouterAdvertisement,
-    NeighborSolicitation,
-    NeighborAdvertisement,
-    Mld,
-    /// Over IPv6, packets too big that the server has not sent.
-    TooBig,
-    /// Over IPv6, fragments of datagrams that never become whole.
-    FragmentV6,
-    /// Over IPv6, datagrams for ports without a socket after as many headers as are skipped.
-    Extensions,
-}
-
-impl Kind {
-    /// All of them.
-    pub(crate) const ALL: [Kind; 16] = [
-        Kind::Syn,
-        Kind::Ack,
-        Kind::Rst,
-        Kind::Fin,
-        Kind::Fragment,
-        Kind::Icmp,
-        Kind::Arp,
-        Kind::Udp,
-        Kind::RouterSolicitation,
-        Kind::RouterAdvertisement,
-        Kind::NeighborSolicitation,
-        Kind::NeighborAdvertisement,
-        Kind::Mld,
-        Kind::TooBig,
-        Kind::FragmentV6,
-        Kind::Extensions,
-    ];
-
-    /// As on the command line.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Kind::Syn => "syn",
-            Kind::Ack => "ack",
-            Kind::Rst => "rst",
-            Kind::Fin => "fin",
-            Kind::Fragment => "fragments",
-            Kind::Icmp => "icmp",
-            Kind::Arp => "arp",
-            Kind::Udp => "udp",
-            Kind::RouterSolicitation => "rs",
-            Kind::RouterAdvertisement => "ra",
-            Kind::NeighborSolicitation => "ns",
-            Kind::NeighborAdvertisement => "na",
-            Kind::Mld => "mld",
-            Kind::TooBig => "too-big",
-            Kind::FragmentV6 => "fragments6",
-            Kind::Extensions => "extensions",
-        }
-    }
-
-    /// The kind of this name.
-    pub(crate) fn named(name: &str) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| kind.name() == name)
+dominoes_testkit::named! {
+    /// The kinds of floods.
+    pub(crate) enum Kind {
+        /// SYNs for the port that the server listens on.
+        Syn = "syn",
+        /// Acknowledgments for that port, of no connection.
+        Ack = "ack",
+        /// Resets for that port, of no connection.
+        Rst = "rst",
+        /// FINs for that port, of no connection.
+        Fin = "fin",
+        /// Fragments of datagrams that never become whole.
+        Fragment = "fragments",
+        /// Echo requests.
+        Icmp = "icmp",
+        /// ARP requests for the server's address.
+        Arp = "arp",
+        /// Datagrams for ports without a socket.
+        Udp = "udp",
+        /// Over IPv6, messages of neighbours and routers: questions for routers, advertisements of
+        /// routers and networks that come and go, questions for the server, advertisements that no node
+        /// asked for, and questions for multicast listeners.
+        RouterSolicitation = "rs",
+        RouterAdvertisement = "ra",
+        NeighborSolicitation = "ns",
+        NeighborAdvertisement = "na",
+        Mld = "mld",
+        /// Over IPv6, packets too big that the server has not sent.
+        TooBig = "too-big",
+        /// Over IPv6, fragments of datagrams that never become whole.
+        FragmentV6 = "fragments6",
+        /// Over IPv6, datagrams for ports without a socket after as many headers as are skipped.
+        Extensions = "extensions",
     }
 }
 

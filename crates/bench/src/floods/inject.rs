@@ -51,9 +51,6 @@ pub(crate) struct Injector {
 
 impl Injector {
     /// Opens the interface `name` of this network namespace.
-    ///
-    /// # Errors
-    /// The errors of the packet socket.
     pub(crate) fn open(
         name: &str,
         server_mac: [u8; 6],
@@ -85,9 +82,6 @@ impl Injector {
     }
 
     /// Sends `per_second` frames of a kind until `ends`.
-    ///
-    /// # Errors
-    /// The interface is gone.
     pub(crate) fn flood(
         &mut self,
         kind: Kind,
@@ -114,9 +108,6 @@ impl Injector {
 
     /// Opens `count` connections, sends `request` on each, and announces a closed window until
     /// `ends`. Then it resets them.
-    ///
-    /// # Errors
-    /// The interface is gone.
     pub(crate) fn close_windows(
         &mut self,
         count: u16,

@@ -68,7 +68,7 @@ impl Scenario {
     }
 
     /// As on the command line.
-    pub(crate) const fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Scenario::Idle => "calm",
             Scenario::Flood(kind) => kind.name(),
@@ -82,11 +82,8 @@ impl Scenario {
     }
 
     /// The scenario of this name.
-    pub(crate) fn named(name: &str) -> Option<Scenario> {
-        if let Some(kind) = Kind::named(name) {
-            return Some(Scenario::Flood(kind));
-        }
-        let mut all = Scenario::all().into_iter();
-        all.find(|scenario| scenario.name() == name)
+    pub(crate) fn named(name: &str) -> Result<Scenario, String> {
+        let found = Scenario::all().into_iter().find(|one| one.name() == name);
+        found.ok_or_else(|| "no such scenario".to_owned())
     }
 }

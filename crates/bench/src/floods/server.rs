@@ -84,9 +84,6 @@ fn lock(shared: &Shared) -> MutexGuard<'_, Running> {
 }
 
 /// Serves as the JSON text asks.
-///
-/// # Errors
-/// The interface cannot be opened.
 pub(crate) fn run(start: &str) -> Outcome<()> {
     let Start { server, core } = serde_json::from_str(start)?;
     if let Some(id) = core {

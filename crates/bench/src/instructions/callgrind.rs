@@ -63,9 +63,6 @@ pub fn version() -> Result<String, String> {
 /// Runs this program again under callgrind with `arguments`, which must make it count exactly
 /// `cases`. Returns the counts and the output of the run. Leaves the profile in
 /// `directory`.
-///
-/// # Errors
-/// If it cannot be run, fails, or writes something else than expected.
 pub fn count(
     arguments: &[&str],
     cases: &[Case],
@@ -92,9 +89,6 @@ pub fn count(
 
 /// Runs this program again under callgrind with `arguments`, and callgrind with `options`. Returns
 /// the profile, which is left in `directory`, and what the run printed.
-///
-/// # Errors
-/// If it cannot be run or fails.
 pub(super) fn profile(
     arguments: &[&str],
     options: &[&str],

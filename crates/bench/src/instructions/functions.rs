@@ -117,9 +117,6 @@ pub(crate) fn count(directory: &Path) -> Result<([Costs; 2], Vec<Cost>), String>
 
 /// The costs of a datagram each way by function of the card's firmware, on one processor. Its case
 /// runs `units` of them.
-///
-/// # Errors
-/// As [`count`].
 pub(crate) fn count_card(directory: &Path, units: u64) -> Result<Costs, String> {
     callgrind::version()?;
     let (profile, _) = callgrind::profile(&[INNER, CARD], &["--dump-line=yes"], directory)?;

@@ -79,18 +79,12 @@ impl Accepted {
     }
 
     /// Reads the file.
-    ///
-    /// # Errors
-    /// If it cannot be read or makes no sense.
     pub fn read(path: &Path) -> Result<Self, String> {
         let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
         toml::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))
     }
 
     /// Writes the file.
-    ///
-    /// # Errors
-    /// If it cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), String> {
         let text = toml::to_string(self).map_err(|e| e.to_string())?;
         fs::write(path, HEAD.to_owned() + &text).map_err(|e| format!("{}: {e}", path.display()))

@@ -28,9 +28,6 @@ pub(super) type Lines = Vec<(Vec<(String, u64)>, f64)>;
 
 /// Does the work of a case, and prints what [`sample`] has to know of this process. In the process
 /// that is sampled.
-///
-/// # Errors
-/// If the address of this program in memory is not known.
 pub(super) fn work(case: &Case) -> Result<(), String> {
     let mut work = (case.make)();
     work(case.units);

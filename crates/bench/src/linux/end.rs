@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::fixture::Outcome;
-use super::timed::{Timed, Times};
+use super::timed::{Times, timed};
 use super::{Device, Frames, Way};
 
 /// Bytes written and read at once.
@@ -129,9 +129,6 @@ pub(crate) struct DeviceTimes {
 }
 
 /// Runs the task of the JSON text, and prints the result.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub(crate) fn run(task: &str) -> Outcome<()> {
     let task: Task = serde_json::from_str(task)?;
     if let Some(core) = task.core {
@@ -241,7 +238,7 @@ fn start(ours: &Ours) -> Outcome<(Stack, Arc<Times>)> {
                 .open(&ours.interface)?,
         ),
     };
-    let (device, times) = Timed::new(device);
+    let (device, times) = timed(device);
     Ok((builder.start(device)?, times))
 }
 

@@ -22,9 +22,6 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     /// Creates the namespaces and interfaces.
-    ///
-    /// # Errors
-    /// If something is missing.
     pub(crate) fn new() -> Outcome<Fixture> {
         let [ours, peer] = namespaces::pair(["ours", "peer"], [KERNEL, PEER])?;
         for device in [Device::Tap, Device::Tun] {
@@ -38,15 +35,12 @@ impl Fixture {
     }
 
     /// Sets the offloads of all interfaces.
-    ///
-    /// # Errors
-    /// If `ethtool` fails.
     pub(crate) fn frames(&self, frames: Frames) -> Outcome<()> {
         let on = frames == Frames::Large;
-        self.ours.offloads("veth0", on)?;
-        self.peer.offloads("veth0", on)?;
-        self.peer.offloads("tap0", on)?;
-        self.peer.offloads("tun0", on)
+        namespaces::offloads(&self.ours, "veth0", on)?;
+        namespaces::offloads(&self.peer, "veth0", on)?;
+        namespaces::offloads(&self.peer, "tap0", on)?;
+        namespaces::offloads(&self.peer, "tun0", on)
     }
 }
 
@@ -60,9 +54,6 @@ pub(crate) struct Both {
 }
 
 /// Runs one connection.
-///
-/// # Errors
-/// If an end fails, or does not end.
 pub(crate) fn connection(near: (&Namespace, &Task), far: (&Namespace, &Task)) -> Outcome<Both> {
     let patience = TIMEOUT + Duration::from_millis(far.1.millis.iter().sum());
     let start = |(namespace, task): (&Namespace, &Task)| {

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use dominoes_drivers::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, RxStats, TxFrame,
-    TxStats,
+    Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, RxStats, TxFrame, TxStats,
 };
+use dominoes_testkit::device::Around;
 
 /// Nanoseconds and counts so far.
 #[derive(Debug, Default)]
@@ -24,37 +24,12 @@ pub(crate) struct Times {
     pub(crate) calls: [AtomicU64; 2],
 }
 
-/// Any device, timed.
-pub(crate) struct Timed<D> {
-    device: D,
-    times: Arc<Times>,
-}
-
-impl<D> Timed<D> {
-    /// The device, and its times.
-    pub(crate) fn new(device: D) -> (Self, Arc<Times>) {
-        let times = Arc::<Times>::default();
-        let kept = Arc::clone(&times);
-        (Timed { device, times }, kept)
-    }
-}
-
-impl<D: Device> Device for Timed<D> {
-    fn capabilities(&self) -> Capabilities {
-        self.device.capabilities()
-    }
-
-    fn mac(&self) -> [u8; 6] {
-        self.device.mac()
-    }
-
-    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
-        let (rx, tx) = Box::new(self.device).split();
-        let times = Arc::clone(&self.times);
-        let rx = TimedHalf { half: rx, times };
-        let times = self.times;
-        (Box::new(rx), Box::new(TimedHalf { half: tx, times }))
-    }
+/// The device, timed.
+pub(crate) fn timed(device: impl Device + 'static) -> (Around, Arc<Times>) {
+    let times = Arc::<Times>::default();
+    let [of_rx, of_tx] = [&times, &times].map(Arc::clone);
+    let device = Around::new(device).rx(|half| TimedHalf { half, times: of_rx });
+    (device.tx(|half| TimedHalf { half, times: of_tx }), times)
 }
 
 struct TimedHalf<H> {

@@ -38,9 +38,6 @@ pub(crate) struct WireReport {
 }
 
 /// Runs the wire that the JSON text describes until standard input ends, and prints its counts.
-///
-/// # Errors
-/// If anything fails.
 pub(crate) fn run(wire: &str) -> Outcome<()> {
     let wire: Wire = serde_json::from_str(wire)?;
     let config = LinkConfig::default()
@@ -72,9 +69,6 @@ pub(crate) struct RunningWire {
 
 impl RunningWire {
     /// Connects `left` and `right`; the interfaces are named `left0` and `right0`.
-    ///
-    /// # Errors
-    /// If something is missing.
     pub(crate) fn new(
         wire: &Wire,
         between: &Namespace,
@@ -86,7 +80,7 @@ impl RunningWire {
         let process = Process::start_first(between, &arguments)?;
         process.line(Duration::from_secs(5))?;
         for (namespace, interface, address) in [(left, "left0", KERNEL), (right, "right0", PEER)] {
-            between.ip(&format!("link set {interface} netns {}", namespace.name()))?;
+            between.ip(&format!("link set {interface} netns {}", namespace.name))?;
             namespace.ip(&format!("addr add {address}/24 dev {interface}"))?;
             namespace.ip(&format!("link set {interface} up"))?;
         }
@@ -94,9 +88,6 @@ impl RunningWire {
     }
 
     /// Ends the wire and returns its counts.
-    ///
-    /// # Errors
-    /// If it had ended by itself.
     pub(crate) fn end(mut self) -> Outcome<WireReport> {
         drop(self.process.input());
         Ok(serde_json::from_str(

@@ -427,9 +427,6 @@ fn solo(direction: Direction, workload: &Workload) -> Result<f64, String> {
 const TIMES: usize = 3;
 
 /// Measures everything of one workload; takes some three seconds.
-///
-/// # Errors
-/// If a stack cannot be made, fails its own checks, or moves nothing.
 pub(crate) fn calibrate(direction: Direction, workload: &Workload) -> Result<Costs, String> {
     let once = |_| calibrate_once(direction, workload);
     let all: Vec<Costs> = (0..TIMES).map(once).collect::<Result<_, _>>()?;

@@ -35,9 +35,6 @@ const COUNTED: u64 = 20_000;
 const COUNTED_POOL: usize = 16 << 20;
 
 /// Drives `workers` by hand and counts.
-///
-/// # Errors
-/// If the workers cannot be made, move nothing, or find an error.
 pub(crate) fn count(
     direction: Direction,
     workload: &Workload,
@@ -88,9 +85,6 @@ pub(crate) fn count(
 
 /// What the simulated peer takes of a claim of frames with payload, in which it writes their
 /// headers: without any stack, and with this number of frames at a time.
-///
-/// # Errors
-/// If there can be no such peer, or it has no frames.
 pub(super) fn device_ns(workload: &Workload, frames: usize) -> Result<f64, String> {
     const CLAIMS: usize = 300;
     let (device, _peer) = peer::new(Role::Free, workload)?;
@@ -118,9 +112,6 @@ pub(super) fn device_ns(workload: &Workload, frames: usize) -> Result<f64, Strin
 const AT_ONCE: usize = 32;
 
 /// What the simulated device and peer take of a segment: without any stack.
-///
-/// # Errors
-/// As [`device_ns`].
 pub(crate) fn device_ns_per_segment(
     direction: Direction,
     workload: &Workload,

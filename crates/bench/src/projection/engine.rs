@@ -38,6 +38,9 @@ pub(crate) enum Step {
 /// What the workers do. Each call ends the last step of `worker` and begins the next one.
 pub(crate) trait Program {
     fn step(&mut self, worker: usize, machine: &Machine) -> Step;
+
+    /// Segments that the application has read, or that were sent.
+    fn segments(&self) -> u64;
 }
 
 /// The machine that a program runs on.
@@ -320,6 +323,10 @@ mod tests {
                 time: self.exclusive,
                 lines: self.lines,
             }
+        }
+
+        fn segments(&self) -> u64 {
+            self.done
         }
     }
 

@@ -19,8 +19,8 @@ mod programs;
 mod replicated;
 
 use costs::Costs;
-use engine::{Account, Handover, Machine, Shape, ps};
-use programs::{Alone, Counted, LockedProgram, MOST, Pipeline, Setting};
+use engine::{Account, Handover, Machine, Program, Shape, ps};
+use programs::{Alone, LockedProgram, MOST, Pipeline, Setting};
 use replicated::ReplicatedProgram;
 use serde::Serialize;
 
@@ -107,7 +107,7 @@ pub(crate) struct Projected {
 }
 
 /// Runs `program` until it is in step, and then for long enough.
-fn simulate<P: Counted>(
+fn simulate<P: Program>(
     shape: Shape,
     handovers: &[Handover],
     mut program: P,

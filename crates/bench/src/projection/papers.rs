@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use serde::Serialize;
 
 use super::engine::{Handover, Machine, Program, Ps, Shape, Step, TryLock, ps};
-use super::programs::{Counted, Pipeline, Setting};
+use super::programs::{Pipeline, Setting};
 use super::{Kind, simulate};
 
 /// How far a validated model may be from a published number, as a part of it.
@@ -172,9 +172,7 @@ impl Program for Turns {
         }
         Step::Work(self.beside)
     }
-}
 
-impl Counted for Turns {
     fn segments(&self) -> u64 {
         self.done
     }
@@ -248,9 +246,7 @@ impl Program for Replicas {
             (self.all + if is_own { self.one } else { 0.0 }) * self.slower
         ))
     }
-}
 
-impl Counted for Replicas {
     fn segments(&self) -> u64 {
         self.turn.iter().copied().min().unwrap_or(0)
     }
@@ -451,9 +447,7 @@ impl Program for Firmware {
             None => Step::Idle(ps(0.5)),
         }
     }
-}
 
-impl Counted for Firmware {
     fn segments(&self) -> u64 {
         self.done.iter().copied().min().unwrap_or(0)
     }

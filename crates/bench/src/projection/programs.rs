@@ -64,12 +64,6 @@ impl Setting {
     }
 }
 
-/// A program that counts segments.
-pub(super) trait Counted: Program {
-    /// Segments that the application has read, or that were sent.
-    fn segments(&self) -> u64;
-}
-
 /// One worker that does everything for itself: `single`, one replica, and each worker of
 /// `partitioned`.
 #[derive(Debug)]
@@ -94,9 +88,7 @@ impl Program for Alone {
         self.begun[worker] = true;
         self.setting.payload(Linear::each(self.cost), MOST, true)
     }
-}
 
-impl Counted for Alone {
     fn segments(&self) -> u64 {
         self.done
     }
@@ -216,9 +208,7 @@ impl Program for LockedProgram {
         self.doing[id] = (next, segments);
         step
     }
-}
 
-impl Counted for LockedProgram {
     fn segments(&self) -> u64 {
         self.done
     }
@@ -338,9 +328,7 @@ impl Program for Pipeline {
             _ => Step::Work(ps(cost.of(MESSAGE as f64)) + moved),
         }
     }
-}
 
-impl Counted for Pipeline {
     fn segments(&self) -> u64 {
         self.done
     }

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use super::costs::Replicated;
 use super::engine::{Handover, Machine, Program, Ps, Step, ps};
-use super::programs::{Counted, DEVICE, LOOK, SECOND, Setting, TRANSMIT};
+use super::programs::{DEVICE, LOOK, SECOND, Setting, TRANSMIT};
 
 /// Batches that may be claimed and not published.
 const WAITING: u64 = 16;
@@ -456,9 +456,7 @@ impl Program for ReplicatedProgram {
         }
         Step::Idle(LOOK)
     }
-}
 
-impl Counted for ReplicatedProgram {
     fn segments(&self) -> u64 {
         self.done
     }

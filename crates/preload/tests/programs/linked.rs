@@ -5,9 +5,9 @@ use std::process::Command;
 
 use libtest_mimic::Failed;
 
-use crate::fixture::{Device, Ends, OURS, Server, THEIRS, run};
+use crate::fixture::{Device, Folder, OURS, Program, THEIRS, ends, run};
 use crate::rates::name_server;
-use crate::tools::{Folder, Test, tests, words};
+use crate::tools::{Test, tests, words};
 
 pub(crate) const ALL: &[Test] = tests! {
     the_header_is_what_cbindgen_generates: "cbindgen";
@@ -35,7 +35,7 @@ fn the_header_is_what_cbindgen_generates() -> Result<(), Failed> {
 /// The socket with the prefix is ours, and the one without is the kernel's: the kernel of the TAP's
 /// namespace is the peer of both.
 fn a_program_in_c_is_linked() -> Result<(), Failed> {
-    let (ends, folder) = (Ends::new(Device::Tap)?, Folder::new()?);
+    let (ends, folder) = (ends(Device::Tap)?, Folder::new()?);
     let (library, program) = (
         folder.0.join("libdominoes_preload.so"),
         folder.0.join("linked"),
@@ -62,9 +62,9 @@ fn a_program_in_c_is_linked() -> Result<(), Failed> {
     let line = "-std=c99 -Wall -Wpedantic -Werror -fsyntax-only -x c include/dominoes.h";
     run(words(&mut Command::new("cc"), line).current_dir(CRATE))?;
     let this = std::env::current_exe()?;
-    let _peer = Server::start(ends.peer.command(&this).arg("--peer"), "ready")?;
+    let _peer = Program::serve(ends.peer.command(&this).arg("--peer"), "ready")?;
     let _names = name_server(&mut ends.peer.command("env"), THEIRS)?;
-    let mut linked = ends.ours.command(&program);
+    let mut linked = ends.ours().command(&program);
     linked
         .env("DOMINOES_DEVICE", "tap:tap0")
         .env("DOMINOES_ADDR", format!("{OURS}/24"));

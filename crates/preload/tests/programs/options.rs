@@ -4,9 +4,12 @@ use std::process::Command;
 
 use libtest_mimic::Failed;
 
-use crate::fixture::{Device, Ends, OURS, OURS_V6, Server, THEIRS, THEIRS_V6, library, run};
+use crate::fixture::{
+    Device, Folder, OURS, OURS_V6, Program, THEIRS, THEIRS_V6, add_ipv6, ends, launcher, library,
+    run,
+};
 use crate::rates::name_server;
-use crate::tools::{Folder, Test, tests, words};
+use crate::tools::{Test, tests, words};
 
 pub(crate) const ALL: &[Test] = tests! {
     options_choose_the_sockets_that_are_ours: "python3";
@@ -70,14 +73,14 @@ const CASES: [(&str, &str, i32, bool); 18] = [
 ];
 
 fn options_choose_the_sockets_that_are_ours() -> Result<(), Failed> {
-    let ends = Ends::new(Device::Packet)?;
-    ends.add_ipv6()?;
+    let ends = ends(Device::Packet)?;
+    add_ipv6(&ends.peer, ends.interface(), THEIRS_V6)?;
     ends.peer.ip("addr add 192.0.2.1/32 dev lo")?;
     let line = "-u -m http.server 8000 --bind ::";
-    let _server = Server::start(words(&mut ends.peer.command("python3"), line), "Serving")?;
+    let _server = Program::serve(words(&mut ends.peer.command("python3"), line), "Serving")?;
     for (options, to, error, is_ours) in CASES {
         let options: Vec<&str> = options.split_whitespace().collect();
-        let text = run(ends.launcher(&options).args(["python3", "-c", CONNECT, to]))?;
+        let text = run(launcher(&ends, &options).args(["python3", "-c", CONNECT, to]))?;
         let was_ours = text.contains(": 1 sockets used Dominoes");
         if !text.contains(&format!("error {error}\n")) || was_ours != is_ours {
             return Err(format!("{options:?} {to}: {text}").into());
@@ -156,9 +159,9 @@ fn without_a_device_or_with_wrong_options_nothing_runs() -> Result<(), Failed> {
         }
     }
     // The library by itself.
-    let ends = Ends::new(Device::Packet)?;
+    let ends = ends(Device::Packet)?;
     for (fallback, code, said) in [("", 127, "nothing0"), ("1", 0, "error 101")] {
-        let mut command = ends.ours.command("python3");
+        let mut command = ends.ours().command("python3");
         command
             .env("LD_PRELOAD", library())
             .env("DOMINOES_DEVICE", "packet:nothing0");
@@ -174,13 +177,13 @@ fn without_a_device_or_with_wrong_options_nothing_runs() -> Result<(), Failed> {
 }
 
 fn the_log_names_sockets() -> Result<(), Failed> {
-    let ends = Ends::new(Device::Tap)?;
+    let ends = ends(Device::Tap)?;
     for (options, variable, is_logged) in [
         (&[][..], "", false),
         (&["--log"], "", true),
         (&[], "1", true),
     ] {
-        let mut command = ends.launcher(options);
+        let mut command = launcher(&ends, options);
         command.env("DOMINOES_LOG", variable);
         let program = format!("{CONNECT}\nsocket.socket().bind(('127.0.0.1', 0))");
         let text = run(command.args(["python3", "-c", &program, THEIRS]))?;
@@ -249,23 +252,21 @@ b'b..test', 80, 0, 0, 0
 ";
 
 fn names_have_the_addresses_that_libc_finds() -> Result<(), Failed> {
-    let (ends, folder) = (Ends::new(Device::Packet)?, Folder::new()?);
+    let (ends, folder) = (ends(Device::Packet)?, Folder::new()?);
     let questions = folder.write("questions", QUESTIONS.as_bytes())?;
-    ends.add_ipv6()?;
+    add_ipv6(&ends.peer, ends.interface(), THEIRS_V6)?;
     let _server = name_server(&mut ends.peer.command("env"), THEIRS)?;
     let line = format!("exec python3 -c \"$0\" < {}", questions.display());
     let program = ["sh", "-c", &line, RESOLVE];
     let address = format!("{OURS_V6}/64");
-    let ours = run(ends
-        .launcher(&["--addr6", &address, "--dns", THEIRS])
-        .args(program))?;
+    let ours = run(launcher(&ends, &["--addr6", &address, "--dns", THEIRS]).args(program))?;
     // `ip netns exec` puts this file in the place of `/etc/resolv.conf`.
-    let etc = Folder(format!("/etc/netns/{}", ends.ours.name).into());
+    let etc = Folder(format!("/etc/netns/{}", ends.ours().name).into());
     std::fs::create_dir_all(&etc.0)?;
     etc.write("resolv.conf", format!("nameserver {THEIRS}\n").as_bytes())?;
-    ends.ours.ip(&format!("addr add {OURS}/24 dev veth0"))?;
-    ends.ours.add_ipv6("veth0", OURS_V6)?;
-    let libcs = run(ends.ours.command("env").args(program))?;
+    ends.ours().ip(&format!("addr add {OURS}/24 dev veth0"))?;
+    add_ipv6(ends.ours(), "veth0", OURS_V6)?;
+    let libcs = run(ends.ours().command("env").args(program))?;
     let pairs = libcs
         .lines()
         .zip(ours.lines())

@@ -12,8 +12,10 @@ use std::time::Instant;
 
 use libtest_mimic::Failed;
 
-use crate::fixture::{Device, Ends, OURS, OURS_V6, Server, THEIRS, THEIRS_V6, run};
-use crate::tools::{Folder, bytes, nginx, redis, words};
+use crate::fixture::{
+    Device, Ends, Folder, OURS, OURS_V6, Program, THEIRS, THEIRS_V6, add_ipv6, ends, launcher, run,
+};
+use crate::tools::{bytes, nginx, redis, words};
 
 pub(crate) const TOOLS: &[&str] = &[
     "iperf3",
@@ -230,14 +232,14 @@ struct Ground<'a> {
 
 impl Ground<'_> {
     fn new<'a>(way: &'a Way, files: &'a Files) -> Result<Ground<'a>, Failed> {
-        let ends = Ends::new(way.device.unwrap_or(Device::Packet))?;
+        let ends = ends(way.device.unwrap_or(Device::Packet))?;
         if way.is_v6 {
-            ends.add_ipv6()?;
+            add_ipv6(&ends.peer, ends.interface(), THEIRS_V6)?;
         }
         if way.device.is_none() {
-            ends.ours.ip(&format!("addr add {OURS}/24 dev veth0"))?;
+            ends.ours().ip(&format!("addr add {OURS}/24 dev veth0"))?;
             if way.is_v6 {
-                ends.ours.add_ipv6("veth0", OURS_V6)?;
+                add_ipv6(ends.ours(), "veth0", OURS_V6)?;
             }
         }
         Ok(Ground { ends, way, files })
@@ -246,8 +248,8 @@ impl Ground<'_> {
     /// Starts a command in our namespace, over the stack of this cell.
     fn ours(&self) -> Command {
         let mut command = match (self.way.device, self.way.is_v6) {
-            (None, _) => self.ends.ours.command("env"),
-            (Some(_), false) => self.ends.launcher(&["--replicas", self.way.replicas]),
+            (None, _) => self.ends.ours().command("env"),
+            (Some(_), false) => launcher(&self.ends, &["--replicas", self.way.replicas]),
             (Some(_), true) => {
                 let address = format!("{OURS_V6}/64");
                 // The kernel's address has been checked, too, before a program starts.
@@ -258,7 +260,7 @@ impl Ground<'_> {
                     "--replicas",
                     self.way.replicas,
                 ];
-                self.ends.launcher(&options)
+                launcher(&self.ends, &options)
             }
         };
         command.current_dir(&self.files.folder.0);
@@ -284,7 +286,7 @@ impl Ground<'_> {
         format!("{scheme}://{}/{file}", bracketed(self.there()))
     }
 
-    fn nginx(&self, launch: Command) -> Result<Server, Failed> {
+    fn nginx(&self, launch: Command) -> Result<Program, Failed> {
         let mut more = "listen 443 ssl; ssl_certificate cert; ssl_certificate_key key;".to_owned();
         if self.way.is_v6 {
             more += "listen [::]:80; listen [::]:443 ssl;";
@@ -315,7 +317,7 @@ fn iperf3(on: &Ground<'_>, serves: bool, more: &str) -> Result<f64, Failed> {
         true => (on.ours(), on.peers(), on.here()),
         false => (on.peers(), on.ours(), on.there()),
     };
-    let _server = Server::start(words(&mut server, "iperf3 -s --forceflush"), "listening")?;
+    let _server = Program::serve(words(&mut server, "iperf3 -s --forceflush"), "listening")?;
     let text = run(words(&mut client, &format!("iperf3 -c {at} -J {more}")))?;
     let sum = text.split("\"sum_received\"").nth(1).unwrap_or_default();
     Ok(number_after(sum, "\"bits_per_second\":")? / 1e9)
@@ -361,7 +363,7 @@ fn answer_gets(on: &Ground<'_>) -> Result<f64, Failed> {
 
 fn python_serves(on: &Ground<'_>) -> Result<f64, Failed> {
     let line = format!("python3 -u -m http.server 8000 --bind {}", on.here());
-    let _server = Server::start(words(&mut on.ours(), &line), "Serving")?;
+    let _server = Program::serve(words(&mut on.ours(), &line), "Serving")?;
     let url = format!("http://{}:8000/medium", bracketed(on.here()));
     let line = format!("curl -sSf --noproxy * -o /dev/null -w %{{speed_download}}; {url}");
     let text = run(words(&mut on.peers(), &line))?;
@@ -369,17 +371,17 @@ fn python_serves(on: &Ground<'_>) -> Result<f64, Failed> {
 }
 
 /// The time in which a client sends a file to a server that ends with the connection.
-fn transfer(server: Server, client: &mut Command) -> Result<f64, Failed> {
+fn transfer(server: Program, client: &mut Command) -> Result<f64, Failed> {
     let start = Instant::now();
     run(client)?;
-    server.wait()?;
+    server.finish_all(false)?;
     Ok(gigabits(MEDIUM, start.elapsed().as_secs_f64()))
 }
 
 fn socat_receives(on: &Ground<'_>) -> Result<f64, Failed> {
     let family = on.family();
     let line = format!("socat -d -d -b 65536 -u TCP{family}-LISTEN:9000 OPEN:/dev/null");
-    let server = Server::start(words(&mut on.ours(), &line), "listening")?;
+    let server = Program::serve(words(&mut on.ours(), &line), "listening")?;
     let to = bracketed(on.here());
     let line = format!("socat -b 65536 -u OPEN:medium TCP{family}:{to}:9000");
     transfer(server, words(&mut on.peers(), &line))
@@ -388,7 +390,7 @@ fn socat_receives(on: &Ground<'_>) -> Result<f64, Failed> {
 fn nc_sends(on: &Ground<'_>) -> Result<f64, Failed> {
     let family = on.family();
     let line = format!("nc -{family} -n -v -l -p 9000 > /dev/null");
-    let server = Server::start(on.peers().args(["sh", "-c", &line]), "istening")?;
+    let server = Program::serve(on.peers().args(["sh", "-c", &line]), "istening")?;
     let line = format!("nc -n -N {} 9000 < medium", on.there());
     transfer(server, on.ours().args(["sh", "-c", &line]))
 }
@@ -409,11 +411,14 @@ fn dig(on: &Ground<'_>) -> Result<f64, Failed> {
 }
 
 /// Starts dnsmasq, which answers each question for a name in `test`.
-pub(crate) fn name_server(command: &mut Command, at: &str) -> Result<Server, Failed> {
+pub(crate) fn name_server(command: &mut Command, at: &str) -> Result<Program, Failed> {
     let line = "dnsmasq --keep-in-foreground --log-facility=- --user=root --no-resolv --no-hosts \
                 --conf-file=/dev/null --bind-interfaces --address=/test/10.78.0.2 \
                 --address=/both.test/10.78.0.3 --address=/both.test/fd78::2 --local=/gone/ --local=/test/ --pid-file= --cache-size=0 --listen-address=";
-    Server::start(words(command, &format!("{line}{at}")), "started")
+    Ok(Program::serve(
+        words(command, &format!("{line}{at}")),
+        "started",
+    )?)
 }
 
 fn openssl_serves(on: &Ground<'_>) -> Result<f64, Failed> {
@@ -421,7 +426,7 @@ fn openssl_serves(on: &Ground<'_>) -> Result<f64, Failed> {
         "openssl s_server -{} -accept 4433 -cert cert -key key -www",
         on.family()
     );
-    let _server = Server::start(words(&mut on.ours(), &line), "ACCEPT")?;
+    let _server = Program::serve(words(&mut on.ours(), &line), "ACCEPT")?;
     let to = bracketed(on.here());
     let text = run(words(
         &mut on.peers(),
@@ -439,7 +444,7 @@ fn openssl_asks(on: &Ground<'_>) -> Result<f64, Failed> {
         "openssl s_server -{} -accept 4433 -cert cert -key key -www",
         on.family()
     );
-    let _server = Server::start(words(&mut on.peers(), &line), "ACCEPT")?;
+    let _server = Program::serve(words(&mut on.peers(), &line), "ACCEPT")?;
     let to = bracketed(on.there());
     short(
         on,

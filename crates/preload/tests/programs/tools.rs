@@ -1,14 +1,12 @@
 //! Programs that others wrote, and small ones in Python.
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use libtest_mimic::Failed;
 use sha2::{Digest, Sha256};
 
-use crate::fixture::{Device, Ends, OURS, Server, THEIRS, run};
+use crate::fixture::{Device, Folder, OURS, Program, THEIRS, ends, launcher, run};
 
 /// A test: its name, the programs it needs, and its function.
 pub(crate) type Test = (
@@ -43,32 +41,6 @@ pub(crate) fn words<'a>(command: &'a mut Command, line: &str) -> &'a mut Command
     command.args(line.split_whitespace())
 }
 
-/// A folder that is removed on drop.
-pub(crate) struct Folder(pub(crate) PathBuf);
-
-impl Folder {
-    pub(crate) fn new() -> Result<Folder, Failed> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("preload-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path)?;
-        Ok(Folder(path))
-    }
-
-    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, Failed> {
-        let path = self.0.join(name);
-        std::fs::File::create(&path)?.write_all(bytes)?;
-        Ok(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Bytes that do not repeat soon.
 pub(crate) fn bytes(len: usize) -> Vec<u8> {
     let mut state: u64 = 7;
@@ -91,13 +63,13 @@ pub(crate) fn had_ours(text: &str) -> Result<(), Failed> {
 
 fn iperf3_runs_both_ways_as_client() -> Result<(), Failed> {
     for device in [Device::Tap, Device::Packet] {
-        let ends = Ends::new(device)?;
-        let _server = Server::start(
+        let ends = ends(device)?;
+        let _server = Program::serve(
             ends.peer.command("iperf3").args(["-s", "--forceflush"]),
             "listening",
         )?;
         for more in [&[][..], &["-R"], &["-P", "4"]] {
-            let mut client = ends.launcher(&[]);
+            let mut client = launcher(&ends, &[]);
             client
                 .args(["iperf3", "-c", THEIRS, "-n", "30M"])
                 .args(more);
@@ -108,10 +80,9 @@ fn iperf3_runs_both_ways_as_client() -> Result<(), Failed> {
 }
 
 fn iperf3_runs_both_ways_as_server() -> Result<(), Failed> {
-    let ends = Ends::new(Device::Packet)?;
-    let server = Server::start(
-        ends.launcher(&["--replicas", "2"])
-            .args(["iperf3", "-s", "--forceflush"]),
+    let ends = ends(Device::Packet)?;
+    let server = Program::serve(
+        launcher(&ends, &["--replicas", "2"]).args(["iperf3", "-s", "--forceflush"]),
         "listening",
     )?;
     // With datagrams, the server connects one socket to the client, and binds the next to its port.
@@ -119,20 +90,20 @@ fn iperf3_runs_both_ways_as_server() -> Result<(), Failed> {
         let mut client = ends.peer.command("iperf3");
         run(words(&mut client, &format!("-c {OURS} -n 30M {more}")))?;
     }
-    had_ours(&server.end()?)
+    had_ours(&server.stop()?)
 }
 
 fn curl_gets_a_file() -> Result<(), Failed> {
-    let (ends, folder) = (Ends::new(Device::Tap)?, Folder::new()?);
+    let (ends, folder) = (ends(Device::Tap)?, Folder::new()?);
     let sent = bytes(100 << 20);
     folder.write("sent", &sent)?;
     let mut server = ends.peer.command("python3");
     server
         .args(["-u", "-m", "http.server", "8000", "--directory"])
         .arg(&folder.0);
-    let _server = Server::start(&mut server, "Serving")?;
+    let _server = Program::serve(&mut server, "Serving")?;
     let got = folder.0.join("got");
-    let mut client = ends.launcher(&[]);
+    let mut client = launcher(&ends, &[]);
     client
         .args(["curl", "-sSf", "--noproxy", "*", "-o"])
         .arg(&got);
@@ -149,14 +120,14 @@ fn same(sent: &[u8], got: &Path) -> Result<(), Failed> {
 }
 
 fn python_serves_a_file() -> Result<(), Failed> {
-    let (ends, folder) = (Ends::new(Device::Tap)?, Folder::new()?);
+    let (ends, folder) = (ends(Device::Tap)?, Folder::new()?);
     let sent = bytes(20 << 20);
     folder.write("sent", &sent)?;
-    let mut server = ends.launcher(&[]);
+    let mut server = launcher(&ends, &[]);
     server
         .args(["python3", "-u", "-m", "http.server", "8000", "--directory"])
         .arg(&folder.0);
-    let server = Server::start(&mut server, "Serving")?;
+    let server = Program::serve(&mut server, "Serving")?;
     for number in 0..3 {
         let got = folder.0.join(format!("got{number}"));
         let mut client = ends.peer.command("curl");
@@ -169,15 +140,14 @@ fn python_serves_a_file() -> Result<(), Failed> {
 }
 
 fn nc_sends_a_line() -> Result<(), Failed> {
-    let ends = Ends::new(Device::Tap)?;
-    let server = Server::start(
-        ends.launcher(&[])
-            .args(["nc", "-n", "-v", "-l", "-p", "9000"]),
+    let ends = ends(Device::Tap)?;
+    let server = Program::serve(
+        launcher(&ends, &[]).args(["nc", "-n", "-v", "-l", "-p", "9000"]),
         "istening",
     )?;
     let words = format!("echo a line | nc -N {OURS} 9000");
     run(ends.peer.command("sh").args(["-c", &words]))?;
-    let text = server.wait()?;
+    let text = server.finish_all(false)?;
     had_ours(&text)?;
     match text.contains("a line") {
         true => Ok(()),
@@ -186,7 +156,7 @@ fn nc_sends_a_line() -> Result<(), Failed> {
 }
 
 /// Starts nginx with one process; `launch` runs it, and `more` are further directives.
-pub(crate) fn nginx(mut launch: Command, folder: &Folder, more: &str) -> Result<Server, Failed> {
+pub(crate) fn nginx(mut launch: Command, folder: &Folder, more: &str) -> Result<Program, Failed> {
     let root = folder.0.display();
     let settings = format!(
         "daemon off; master_process off; pid {root}/pid; error_log stderr notice;
@@ -203,15 +173,15 @@ pub(crate) fn nginx(mut launch: Command, folder: &Folder, more: &str) -> Result<
         .args(["-p"])
         .arg(&folder.0);
     // The last line that it prints before it serves.
-    Server::start(&mut launch, "getrlimit")
+    Ok(Program::serve(&mut launch, "getrlimit")?)
 }
 
 fn nginx_answers_many_requests() -> Result<(), Failed> {
-    let (ends, folder) = (Ends::new(Device::Packet)?, Folder::new()?);
+    let (ends, folder) = (ends(Device::Packet)?, Folder::new()?);
     let sent = bytes(5 << 20);
     folder.write("sent", &sent)?;
     folder.write("small", b"hello\n")?;
-    let server = nginx(ends.launcher(&[]), &folder, "")?;
+    let server = nginx(launcher(&ends, &[]), &folder, "")?;
     let got = folder.0.join("got");
     let mut client = ends.peer.command("curl");
     words(
@@ -223,21 +193,24 @@ fn nginx_answers_many_requests() -> Result<(), Failed> {
     let mut client = ends.peer.command("curl");
     client.args(["-sSf", "--noproxy", "*", "--parallel", "-o", "/dev/null"]);
     run(client.arg(format!("http://{OURS}/small?[1-2000]")))?;
-    had_ours(&server.end()?)
+    had_ours(&server.stop()?)
 }
 
 fn redis_answers_its_benchmark() -> Result<(), Failed> {
-    let ends = Ends::new(Device::Packet)?;
-    let server = redis(ends.launcher(&[]))?;
+    let ends = ends(Device::Packet)?;
+    let server = redis(launcher(&ends, &[]))?;
     let mut client = ends.peer.command("redis-benchmark");
     let line = format!("-h {OURS} -n 5000 -c 30 -t ping,set,get,lpush -q");
     run(words(&mut client, &line))?;
-    had_ours(&server.end()?)
+    had_ours(&server.stop()?)
 }
 
-pub(crate) fn redis(mut launch: Command) -> Result<Server, Failed> {
+pub(crate) fn redis(mut launch: Command) -> Result<Program, Failed> {
     words(&mut launch, "redis-server --port 6379 --protected-mode no");
-    Server::start(launch.args(["--save", ""]), "Ready to accept")
+    Ok(Program::serve(
+        launch.args(["--save", ""]),
+        "Ready to accept",
+    )?)
 }
 
 fn a_forked_child_learns_that_the_network_is_down() -> Result<(), Failed> {
@@ -266,13 +239,13 @@ os.closerange(ours.fileno() + 1, 4096)
 assert ours.recv(1) != b''
 print('passed')
 ";
-    let (ends, folder) = (Ends::new(Device::Tap)?, Folder::new()?);
+    let (ends, folder) = (ends(Device::Tap)?, Folder::new()?);
     let mut server = ends.peer.command("python3");
     server
         .args(["-u", "-m", "http.server", "8000", "--directory"])
         .arg(&folder.0);
-    let _server = Server::start(&mut server, "Serving")?;
-    let text = run(ends.launcher(&[]).args(["python3", "-c", PROGRAM, THEIRS]))?;
+    let _server = Program::serve(&mut server, "Serving")?;
+    let text = run(launcher(&ends, &[]).args(["python3", "-c", PROGRAM, THEIRS]))?;
     had_ours(&text)?;
     match text.contains("passed") {
         true => Ok(()),
@@ -305,10 +278,8 @@ for _ in range(60):
 print('passed', flush=True)
 os._exit(0)
 ";
-    let ends = Ends::new(Device::Packet)?;
-    let text = run(ends
-        .launcher(&["--loopback"])
-        .args(["python3", "-c", PROGRAM]))?;
+    let ends = ends(Device::Packet)?;
+    let text = run(launcher(&ends, &["--loopback"]).args(["python3", "-c", PROGRAM]))?;
     had_ours(&text)?;
     match text.contains("passed") {
         true => Ok(()),
