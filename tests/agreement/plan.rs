@@ -1,5 +1,8 @@
 //! The parameters of a case.
 
+use core::fmt::Debug;
+use core::ops::RangeInclusive;
+
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -11,30 +14,68 @@ use dominoes_testkit::{Rng, mix};
 
 use super::membership::MembershipFaults;
 
-/// One case. Every field shrinks towards its simplest value; `seed` decides everything else.
-#[derive(Clone, Debug)]
-pub(crate) struct Plan {
-    pub(crate) seed: u64,
-    pub(crate) replicas: usize,
-    pub(crate) log: usize,
-    pub(crate) frame_chunk: usize,
-    pub(crate) primaries: Primaries,
-    pub(crate) late: Late,
-    pub(crate) ahead_bytes: usize,
-    pub(crate) fingerprint_every: u64,
-    pub(crate) limits: Bounds,
-    /// Log positions before the faults end.
-    pub(crate) positions: u64,
-    pub(crate) link_faults: LinkFaults,
-    pub(crate) peers: Peers,
-    pub(crate) app: App,
-    /// Per mille of the steps that are a whole turn of a worker instead of a single step.
-    pub(crate) turns: u32,
-    pub(crate) device: Device,
-    /// Workers that join, leave and fail.
-    pub(crate) membership: MembershipFaults,
-    /// Whether a worker that is alone keeps its log.
-    pub(crate) always_log: bool,
+/// 0 in a third of the cases, otherwise 1 to `most` per mille.
+fn rate(most: u32) -> impl Strategy<Value = u32> {
+    prop_oneof![1 => Just(0), 2 => 1..=most]
+}
+
+/// A power of two.
+fn power<T: TryFrom<u32, Error: Debug> + Debug>(from: u32, to: u32) -> impl Strategy<Value = T> {
+    (from..=to).prop_map(|bits| T::try_from(1 << bits).expect("it is small"))
+}
+
+/// A structure, and the strategy that draws its fields one after the other.
+macro_rules! drawn {
+    (
+        $(#[$about:meta])*
+        struct $name:ident($($given:ident: $given_type:ty)?) {
+            $($(#[$what:meta])* $field:ident: $type:ty = $from:expr,)*
+        }
+    ) => {
+        $(#[$about])*
+        #[derive(Clone, Debug)]
+        pub(crate) struct $name {
+            $($(#[$what])* pub(crate) $field: $type,)*
+        }
+
+        impl $name {
+            fn drawn($($given: $given_type)?) -> impl Strategy<Value = $name> {
+                let all = drawn!(@from $($from,)*);
+                all.prop_map(|drawn!(@into $($field,)*)| $name { $($field,)* })
+            }
+        }
+    };
+    (@from) => { Just(()) };
+    (@from $first:expr, $($rest:expr,)*) => { ($first, drawn!(@from $($rest,)*)) };
+    (@into) => { () };
+    (@into $first:ident, $($rest:ident,)*) => { ($first, drawn!(@into $($rest,)*)) };
+}
+
+drawn! {
+    /// One case. Every field shrinks towards its simplest value; `seed` decides everything else.
+    struct Plan(replica_range: RangeInclusive<usize>) {
+        seed: u64 = any::<u64>().no_shrink(),
+        replicas: usize = replica_range,
+        log: usize = power(4, 6),
+        frame_chunk: usize = power(2, 4),
+        ahead_bytes: usize = power(6, 18),
+        fingerprint_every: u64 = 1..=64_u64,
+        late: Late = Late::drawn(),
+        primaries: Primaries = prop::sample::select(&Primaries::ALL[..]),
+        limits: Bounds = Bounds::drawn(),
+        /// Log positions before the faults end.
+        positions: u64 = 200..=320_u64,
+        /// Per mille of the steps that are a whole turn of a worker instead of a single step.
+        turns: u32 = prop_oneof![1 => Just(0), 1 => 0..=300_u32],
+        link_faults: LinkFaults = LinkFaults::drawn(),
+        peers: Peers = Peers::drawn(),
+        app: App = App::drawn(),
+        device: Device = Device::drawn(),
+        /// Workers that join, leave and fail. Follows from the seed.
+        membership: MembershipFaults = Just(MembershipFaults::default()),
+        /// Whether a worker that is alone keeps its log. Follows from the seed.
+        always_log: bool = Just(false),
+    }
 }
 
 /// The IP version of the plan with this seed: IPv6 in a quarter of them.
@@ -70,276 +111,119 @@ impl Plan {
     }
 }
 
-/// Workers that are held up, and when the others steal their work.
-#[derive(Clone, Debug)]
-pub(crate) struct Late {
-    /// Stretches of steps in which one worker is held up, per mille.
-    pub(crate) stalls: u32,
-    /// Positions or frames after which its work is stolen.
-    pub(crate) steal_after: usize,
-    /// Microseconds after which a worker without other work steals it.
-    pub(crate) steal_after_us: u64,
-    /// Frames that must be ready after a hole before they are sent past it.
-    pub(crate) past_hole: usize,
-    /// Turns that find the hole before that.
-    pub(crate) hole_turns: u32,
+drawn! {
+    /// Workers that are held up, and when the others steal their work.
+    struct Late() {
+        /// Stretches of steps in which one worker is held up, per mille.
+        stalls: u32 = prop_oneof![1 => Just(0), 2 => 0..=600_u32],
+        /// Positions or frames after which its work is stolen.
+        steal_after: usize = 0..=40_usize,
+        /// Microseconds after which a worker without other work steals it.
+        steal_after_us: u64 = 0..=2000_u64,
+        /// Frames that must be ready after a hole before they are sent past it.
+        past_hole: usize = 1..=8_usize,
+        /// Turns that find the hole before that.
+        hole_turns: u32 = 1..=20_u32,
+    }
 }
 
-/// Limits of the stack, all of them small.
-#[derive(Clone, Debug)]
-pub(crate) struct Bounds {
-    pub(crate) connections: u32,
-    pub(crate) receive_buffer: u32,
-    pub(crate) send_buffer: u32,
-    pub(crate) tx_slots: u32,
-    pub(crate) mtu: u16,
-    pub(crate) quantum: u32,
-}
-
-/// Faults of the wire in both directions, per mille of the frames.
-#[derive(Clone, Debug)]
-pub(crate) struct LinkFaults {
-    pub(crate) loss: u32,
-    pub(crate) duplication: u32,
-    pub(crate) reordering: u32,
-    pub(crate) corruption: u32,
-    /// Data sent again with other segment boundaries, per mille of the peer's segments.
-    pub(crate) overlap: u32,
-    /// Times that a peer delays an acknowledgment that the stack would not ask for again.
-    pub(crate) delayed_acks: u32,
-    /// Frames of no connection.
-    pub(crate) strays: u32,
-    /// UDP datagrams, some of them to a port without a socket.
-    pub(crate) datagrams: u32,
-    /// Segments that correct peers rarely send: data on a SYN, options of illegal length,
-    /// keepalives.
-    pub(crate) oddities: u32,
-}
-
-/// How the far side behaves.
-#[derive(Clone, Debug)]
-pub(crate) struct Peers {
-    /// Concurrent connections.
-    pub(crate) count: usize,
-    /// Connections that the stack opens, per mille.
-    pub(crate) opened_by_stack: u32,
-    /// Bytes of a peer's receive buffer.
-    pub(crate) buffer: u64,
-    /// How often a peer reads, per mille of its steps.
-    pub(crate) reads: u32,
-    /// Whether most segments have the maximum length, with many in a row.
-    pub(crate) bulk: bool,
-    pub(crate) timestamps: bool,
-    pub(crate) sack: bool,
-    pub(crate) scale: Option<u8>,
-    pub(crate) rto_ms: u64,
-    /// Streams that end early, per mille.
-    pub(crate) short: u32,
-    /// Connections that the peer resets, per mille.
-    pub(crate) resets: u32,
-}
-
-/// How our application behaves.
-#[derive(Clone, Debug)]
-pub(crate) struct App {
-    /// How often it reads, per mille of its steps.
-    pub(crate) reads: u32,
-    /// The most bytes of one read.
-    pub(crate) read_size: usize,
-    pub(crate) write_size: usize,
-    /// Connections that it aborts or drops early, per mille.
-    pub(crate) gives_up: u32,
-    /// Whether both sides finish their streams in the end.
-    pub(crate) finishes: bool,
-}
-
-/// The features of the stack's device.
-#[derive(Clone, Debug)]
-pub(crate) struct Device {
-    /// Frames that the device reports as verified, per mille.
-    pub(crate) vouches: u32,
-    /// The longest frame that it segments; 0: it does not segment.
-    pub(crate) cuts: usize,
-    /// How often it has no room, per mille.
-    pub(crate) busy: u32,
-}
-
-/// 0 in a third of the cases, otherwise 1 to `most` per mille.
-fn rate(most: u32) -> impl Strategy<Value = u32> {
-    prop_oneof![1 => Just(0), 2 => 1..=most]
-}
-
-fn power(from: u32, to: u32) -> impl Strategy<Value = u64> {
-    (from..=to).prop_map(|bits| 1 << bits)
-}
-
-fn bounds() -> impl Strategy<Value = Bounds> {
-    let sizes = (power(10, 14), power(10, 14), power(3, 6));
-    (2u32..=4, sizes, 200u16..=600, 1u32..=16).prop_map(
-        |(connections, (receive, send, slots), mtu, quantum)| Bounds {
-            connections,
-            receive_buffer: receive as u32,
-            send_buffer: send as u32,
-            tx_slots: slots as u32,
-            mtu,
-            quantum,
-        },
-    )
+drawn! {
+    /// Limits of the stack, all of them small.
+    struct Bounds() {
+        connections: u32 = 2..=4_u32,
+        receive_buffer: u32 = power(10, 14),
+        send_buffer: u32 = power(10, 14),
+        tx_slots: u32 = power(3, 6),
+        mtu: u16 = 200..=600_u16,
+        quantum: u32 = 1..=16_u32,
+    }
 }
 
 /// The value of `delayed_acks` in every plan.
 const DELAYED_ACKS: u32 = 200;
 
-fn bad() -> impl Strategy<Value = LinkFaults> {
-    (
-        rate(200),
-        rate(150),
-        rate(300),
-        rate(120),
-        rate(250),
-        (rate(20), rate(400), rate(300)),
-    )
-        .prop_map(
-            |(
-                loss,
-                duplication,
-                reordering,
-                corruption,
-                overlap,
-                (strays, datagrams, oddities),
-            )| {
-                LinkFaults {
-                    loss,
-                    duplication,
-                    reordering,
-                    corruption,
-                    overlap,
-                    delayed_acks: DELAYED_ACKS,
-                    strays,
-                    datagrams,
-                    oddities,
-                }
-            },
-        )
+drawn! {
+    /// Faults of the wire in both directions, per mille of the frames.
+    struct LinkFaults() {
+        loss: u32 = rate(200),
+        duplication: u32 = rate(150),
+        reordering: u32 = rate(300),
+        corruption: u32 = rate(120),
+        /// Data sent again with other segment boundaries, per mille of the peer's segments.
+        overlap: u32 = rate(250),
+        /// Times that a peer delays an acknowledgment that the stack would not ask for again.
+        delayed_acks: u32 = Just(DELAYED_ACKS),
+        /// Frames of no connection.
+        strays: u32 = rate(20),
+        /// UDP datagrams, some of them to a port without a socket.
+        datagrams: u32 = rate(400),
+        /// Segments that correct peers rarely send: data on a SYN, options of illegal length,
+        /// keepalives.
+        oddities: u32 = rate(300),
+    }
 }
 
-fn late() -> impl Strategy<Value = Late> {
-    let stalls = prop_oneof![1 => Just(0u32), 2 => 0u32..=600];
-    (stalls, 0usize..=40, 0u64..=2000, 1usize..=8, 1u32..=20).prop_map(
-        |(stalls, steal_after, steal_after_us, past_hole, hole_turns)| Late {
-            stalls,
-            steal_after,
-            steal_after_us,
-            past_hole,
-            hole_turns,
-        },
-    )
+drawn! {
+    /// How the far side behaves.
+    struct Peers() {
+        /// Concurrent connections.
+        count: usize = 1..=3_usize,
+        /// Connections that the stack opens, per mille.
+        opened_by_stack: u32 = 0..=1000_u32,
+        /// Bytes of a peer's receive buffer.
+        buffer: u64 = 300..=12_000_u64,
+        /// How often a peer reads, per mille of its steps.
+        reads: u32 = prop_oneof![1 => 2..=40_u32, 2 => 40..=900_u32],
+        timestamps: bool = any::<bool>(),
+        sack: bool = any::<bool>(),
+        scale: Option<u8> = prop::option::of(0..=3_u8),
+        /// Whether most segments have the maximum length, with many in a row.
+        bulk: bool = any::<bool>(),
+        rto_ms: u64 = 60..=400_u64,
+        /// Streams that end early, per mille.
+        short: u32 = rate(500),
+        /// Connections that the peer resets, per mille.
+        resets: u32 = rate(300),
+    }
 }
 
-fn peers() -> impl Strategy<Value = Peers> {
-    let reads = prop_oneof![1 => 2u32..=40, 2 => 40u32..=900];
-    let shape = (1usize..=3, 0u32..=1000, 300u64..=12_000, reads);
-    let options = (any::<bool>(), any::<bool>(), prop::option::of(0u8..=3));
-    let life = (any::<bool>(), 60u64..=400, rate(500), rate(300));
-    (shape, options, life).prop_map(
-        |(
-            (count, opened_by_stack, buffer, reads),
-            (timestamps, sack, scale),
-            (bulk, rto_ms, short, resets),
-        )| {
-            Peers {
-                count,
-                opened_by_stack,
-                buffer,
-                reads,
-                bulk,
-                timestamps,
-                sack,
-                scale,
-                rto_ms,
-                short,
-                resets,
-            }
-        },
-    )
+drawn! {
+    /// How our application behaves.
+    struct App() {
+        /// How often it reads, per mille of its steps.
+        reads: u32 = prop_oneof![1 => 5..=50_u32, 2 => 50..=900_u32],
+        /// The most bytes of one read.
+        read_size: usize = 1..=5000_usize,
+        write_size: usize = 1..=4000_usize,
+        /// Connections that it aborts or drops early, per mille.
+        gives_up: u32 = rate(150),
+        /// Whether both sides finish their streams in the end.
+        finishes: bool = any::<bool>(),
+    }
 }
 
-fn app() -> impl Strategy<Value = App> {
-    let reads = prop_oneof![1 => 5u32..=50, 2 => 50u32..=900];
-    (
-        reads,
-        1usize..=5000,
-        1usize..=4000,
-        rate(150),
-        any::<bool>(),
-    )
-        .prop_map(|(reads, read_size, write_size, gives_up, finishes)| App {
-            reads,
-            read_size,
-            write_size,
-            gives_up,
-            finishes,
-        })
+drawn! {
+    /// The features of the stack's device.
+    struct Device() {
+        /// Frames that the device reports as verified, per mille.
+        vouches: u32 = rate(1000),
+        /// The longest frame that it segments; 0: it does not segment.
+        cuts: usize = prop_oneof![3 => Just(0), 1 => 1000..=4000_usize],
+        /// How often it has no room, per mille.
+        busy: u32 = 0..=600_u32,
+    }
 }
 
-fn device() -> impl Strategy<Value = Device> {
-    let cuts = prop_oneof![3 => Just(0usize), 1 => 1000usize..=4000];
-    (rate(1000), cuts, 0u32..=600).prop_map(|(vouches, cuts, busy)| Device {
-        vouches,
-        cuts,
-        busy,
+fn plans(replicas: RangeInclusive<usize>) -> impl Strategy<Value = Plan> {
+    Plan::drawn(replicas).prop_map(|plan| Plan {
+        membership: MembershipFaults::of(plan.seed),
+        always_log: plan.seed.is_multiple_of(2),
+        ..plan
     })
 }
 
-fn plans(replicas: core::ops::RangeInclusive<usize>) -> impl Strategy<Value = Plan> {
-    let layout = (replicas, power(4, 6), power(2, 4));
-    let primaries = prop::sample::select(&Primaries::ALL[..]);
-    let memory = (power(6, 18), 1u64..=64, late(), primaries);
-    let load = (200u64..=320, prop_oneof![1 => Just(0u32), 1 => 0u32..=300]);
-    let sides = (bad(), peers(), app(), device());
-    (
-        any::<u64>().no_shrink(),
-        layout,
-        memory,
-        bounds(),
-        load,
-        sides,
-    )
-        .prop_map(
-            |(
-                seed,
-                (replicas, log, frame_chunk),
-                (ahead_bytes, fingerprint_every, late, primaries),
-                limits,
-                (positions, turns),
-                (link_faults, peers, app, device),
-            )| Plan {
-                seed,
-                replicas,
-                log: log as usize,
-                frame_chunk: frame_chunk as usize,
-                primaries,
-                late,
-                ahead_bytes: ahead_bytes as usize,
-                fingerprint_every,
-                limits,
-                positions,
-                link_faults,
-                peers,
-                app,
-                turns,
-                device,
-                membership: MembershipFaults::of(seed),
-                always_log: seed.is_multiple_of(2),
-            },
-        )
-}
-
 /// The plan of `seed`, with the tree that proptest needs to simplify it.
-pub(crate) fn tree(
-    seed: u64,
-    replicas: core::ops::RangeInclusive<usize>,
-) -> impl ValueTree<Value = Plan> {
+pub(crate) fn tree(seed: u64, replicas: RangeInclusive<usize>) -> impl ValueTree<Value = Plan> {
     let mut rng = Rng::new(seed);
     let mut bytes = [0; 32];
     for word in bytes.chunks_exact_mut(8) {
