@@ -4,10 +4,11 @@
 //! Applications write and read in pieces of random sizes with rests between them.
 //! `DIFFERENTIAL_CASES=10000` runs more cases, `DIFFERENTIAL_SEED=0x...` repeats one.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use dominoes_drivers::Frame;
+use dominoes_drivers::memory::{Script, scripted};
+use dominoes_drivers::phy::ToPhy;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{Connecting, SocketError, Sockets, TcpListener};
@@ -15,7 +16,6 @@ use dominoes_testkit::link::Faults;
 use dominoes_testkit::link::{ImpairedLink, LinkConfig};
 use dominoes_testkit::{Cases, Host, Rng, Stalls, Traffic, Variant};
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
-use smoltcp::phy::{self, DeviceCapabilities, Medium};
 use smoltcp::socket::tcp;
 use smoltcp::time::Instant as Moment;
 use smoltcp::wire::{EthernetAddress, IpCidr, Ipv4Address};
@@ -31,57 +31,11 @@ const LIMIT: Duration = Duration::from_secs(400);
 /// The most bytes that an application reads or writes at once.
 const PIECE: u64 = 4000;
 
-/// smoltcp's device: two queues.
-#[derive(Default)]
-struct Port {
-    arrived: VecDeque<Vec<u8>>,
-    sent: Vec<Vec<u8>>,
-}
-
-struct Arrived(Vec<u8>);
-
-struct Sending<'a>(&'a mut Vec<Vec<u8>>);
-
-impl phy::Device for Port {
-    type RxToken<'a> = Arrived;
-    type TxToken<'a> = Sending<'a>;
-
-    fn receive(&mut self, _now: Moment) -> Option<(Arrived, Sending<'_>)> {
-        let frame = self.arrived.pop_front()?;
-        Some((Arrived(frame), Sending(&mut self.sent)))
-    }
-
-    fn transmit(&mut self, _now: Moment) -> Option<Sending<'_>> {
-        Some(Sending(&mut self.sent))
-    }
-
-    fn capabilities(&self) -> DeviceCapabilities {
-        let mut caps = DeviceCapabilities::default();
-        caps.medium = Medium::Ethernet;
-        caps.max_transmission_unit = 1514;
-        caps
-    }
-}
-
-impl phy::RxToken for Arrived {
-    fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
-        f(&self.0)
-    }
-}
-
-impl phy::TxToken for Sending<'_> {
-    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
-        let mut frame = vec![0; len];
-        let result = f(&mut frame);
-        self.0.push(frame);
-        result
-    }
-}
-
 /// smoltcp, its socket, and its application.
 struct Them {
     interface: Interface,
-    port: Port,
+    port: ToPhy,
+    script: Script,
     sockets: SocketSet<'static>,
     handle: SocketHandle,
     rng: Rng,
@@ -100,7 +54,8 @@ fn moment(at: Instant) -> Moment {
 
 impl Them {
     fn new(rng: &mut Rng, keys: [u64; 2], lens: [u64; 2]) -> Self {
-        let mut port = Port::default();
+        let (device, script) = scripted();
+        let mut port = ToPhy::new(device);
         let mut config = Config::new(EthernetAddress(THEIR_MAC).into());
         config.random_seed = rng.next();
         let mut interface = Interface::new(config, &mut port, moment(Instant::ZERO));
@@ -116,6 +71,7 @@ impl Them {
         Them {
             interface,
             port,
+            script,
             sockets,
             handle,
             rng: rng.fork(),
@@ -307,7 +263,7 @@ fn conversation(seed: u64) -> Result<bool, String> {
             done += 1;
         }
         while let Some(frame) = links[0].take(span(now)) {
-            them.port.arrived.push_back(frame.to_vec());
+            them.script.push(frame.to_vec());
             done += 1;
         }
         if they_open {
@@ -316,7 +272,7 @@ fn conversation(seed: u64) -> Result<bool, String> {
         }
         them.interface
             .poll(moment(now), &mut them.port, &mut them.sockets);
-        for frame in them.port.sent.drain(..) {
+        for (frame, _) in them.script.take_sent() {
             links[1].offer(span(now), Frame::from_bytes(&frame));
             done += 1;
         }
