@@ -59,13 +59,13 @@ use crate::watch::watch;
 
 fn main() -> ExitCode {
     let usage = [ABOUT, stack::device::USAGE, stack::USAGE, USAGE];
-    program::main(
-        "http_server",
-        &usage,
-        Options::default(),
-        Options::take,
-        run,
-    )
+    let options = Options {
+        port: 80,
+        root: ".".into(),
+        connections: serve::CONNECTIONS,
+        ..Options::default()
+    };
+    program::main("http_server", &usage, options, Options::take, run)
 }
 
 // Command line
@@ -83,6 +83,7 @@ const USAGE: &str = "  --port N            port to listen on [80]
   --seconds N         stop after this time [never]
 ";
 
+#[derive(Default)]
 struct Options {
     stack: StackOptions,
     port: u16,
@@ -90,19 +91,6 @@ struct Options {
     poller: bool,
     connections: usize,
     seconds: Option<u64>,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            stack: StackOptions::default(),
-            port: 80,
-            root: PathBuf::from("."),
-            poller: false,
-            connections: serve::CONNECTIONS,
-            seconds: None,
-        }
-    }
 }
 
 impl Options {
@@ -215,7 +203,7 @@ impl polled::Site for Files {
     }
 }
 
-impl serve::Writer for WriteHalf {
+impl http::Writer for WriteHalf {
     fn shutdown(&mut self) {
         WriteHalf::shutdown(self);
     }

@@ -58,8 +58,8 @@ use rustls::{ClientConfig, ServerConfig, ServerConnection};
 
 use crate::certificate::SelfSigned;
 use crate::client::{Client, Temporary, read_head};
+use crate::http::{CHUNK, LINGER};
 use crate::program::{Arguments, Outcome, VALUE};
-use crate::serve::{CHUNK, LINGER};
 use crate::stack::killer::Killer;
 use crate::stack::{StackOptions, Threads, builder};
 use crate::while_replicas_die::while_replicas_die;
@@ -72,7 +72,11 @@ const HTTPS: u16 = 443;
 
 fn main() -> ExitCode {
     let usage = [ABOUT, stack::device::USAGE, stack::USAGE, USAGE];
-    program::main("https_get", &usage, Options::default(), Options::take, run)
+    let options = Options {
+        update_keys: u64::MAX,
+        ..Options::default()
+    };
+    program::main("https_get", &usage, options, Options::take, run)
 }
 
 // Command line
@@ -96,6 +100,7 @@ const USAGE: &str = "  --ca FILE           certificates that are trusted, in PEM
   --update-keys N     go on with another key after each N bytes that are sent [never]
 ";
 
+#[derive(Default)]
 struct Options {
     stack: StackOptions,
     ca: Option<PathBuf>,
@@ -108,24 +113,6 @@ struct Options {
     again: bool,
     update_keys: u64,
     url: Option<Url>,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            stack: StackOptions::default(),
-            ca: None,
-            name: None,
-            cert: None,
-            key: None,
-            tls12: false,
-            upload: None,
-            output: None,
-            again: false,
-            update_keys: u64::MAX,
-            url: None,
-        }
-    }
 }
 
 impl Options {
@@ -279,7 +266,7 @@ fn ask(stack: &Stack, url: &Url, options: &Options, config: &Arc<ClientConfig>) 
     // If our end closed while data (key updates, for instance) still arrived, it would reset the
     // connection, and the server could lose data that it has not read. Whether the stream ends
     // properly is not checked any more.
-    serve::Writer::shutdown(writer.get_mut());
+    http::Writer::shutdown(writer.get_mut());
     let _ = io::copy(&mut reader.take(LINGER), &mut io::sink());
     eprintln!("{status}, {len} bytes sent, {got} bytes got in {took:.1?}");
     if !(200..300).contains(&status) {

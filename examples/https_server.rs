@@ -84,6 +84,7 @@ const USAGE: &str = "  --port N            port to listen on [443]
   --seconds N         stop after this time [never]
 ";
 
+#[derive(Default)]
 struct Options {
     stack: StackOptions,
     port: u16,
@@ -93,21 +94,6 @@ struct Options {
     connections: usize,
     update_keys: u64,
     seconds: Option<u64>,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            stack: StackOptions::default(),
-            port: 443,
-            root: PathBuf::from("."),
-            certificate: None,
-            clients: None,
-            connections: serve::CONNECTIONS,
-            update_keys: u64::MAX,
-            seconds: None,
-        }
-    }
 }
 
 impl Options {
@@ -131,13 +117,14 @@ impl Options {
 
 fn main() -> ExitCode {
     let usage = [ABOUT, stack::device::USAGE, stack::USAGE, USAGE];
-    program::main(
-        "https_server",
-        &usage,
-        Options::default(),
-        Options::take,
-        run,
-    )
+    let options = Options {
+        port: 443,
+        root: ".".into(),
+        connections: serve::CONNECTIONS,
+        update_keys: u64::MAX,
+        ..Options::default()
+    };
+    program::main("https_server", &usage, options, Options::take, run)
 }
 
 fn run(options: &Options) -> Outcome<()> {

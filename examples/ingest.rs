@@ -60,7 +60,12 @@ use work::Search;
 
 fn main() -> ExitCode {
     let usage = [ABOUT, stack::device::USAGE, stack::USAGE, USAGE];
-    program::main("ingest", &usage, Options::default(), Options::take, run)
+    let options = Options {
+        port: 80,
+        to: "/dev/null".into(),
+        ..Options::default()
+    };
+    program::main("ingest", &usage, options, Options::take, run)
 }
 
 const ABOUT: &str = "\
@@ -75,6 +80,7 @@ const USAGE: &str = "  --port N            port to listen on [80]
   --seconds N         stop after this time [never]
 ";
 
+#[derive(Default)]
 struct Options {
     stack: StackOptions,
     port: u16,
@@ -82,19 +88,6 @@ struct Options {
     strings: Option<PathBuf>,
     linux: bool,
     seconds: Option<u64>,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            stack: StackOptions::default(),
-            port: 80,
-            to: PathBuf::from("/dev/null"),
-            strings: None,
-            linux: false,
-            seconds: None,
-        }
-    }
 }
 
 impl Options {

@@ -83,8 +83,6 @@ use web::Web;
 const BACKLOG: u16 = 1024;
 /// The largest value of `--grace`, in seconds.
 const MAX_GRACE: u64 = 3600;
-/// Bytes moved at once.
-const CHUNK: usize = 256 << 10;
 /// The most bytes of a datagram.
 const DATAGRAM: usize = 65_507;
 

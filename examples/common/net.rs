@@ -8,16 +8,11 @@ use std::sync::mpsc::Receiver;
 use dominoes_netstack::framed::{FramedStream, FramedWriteHalf, UnitProcessor};
 use dominoes_netstack::{TcpListener, TcpStream, WriteHalf};
 
+use crate::http::Writer;
 use crate::work::{InThread, Making};
 
 /// Bytes that are read from Linux at once, as `iperf3` does.
 const AT_ONCE: usize = 128 << 10;
-
-/// The half of a connection that writes.
-pub(crate) trait Writer: Write {
-    /// Ends writing.
-    fn shutdown(&mut self);
-}
 
 impl Writer for WriteHalf {
     fn shutdown(&mut self) {

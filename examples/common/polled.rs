@@ -12,12 +12,10 @@ use std::time::{Duration, Instant};
 use dominoes_netstack::poller::{Interest, Poller, Token, Trigger};
 use dominoes_netstack::{SocketError, TcpListener, TcpStream};
 
-use crate::http::{Answer, Content, Framing, HEAD, Lasts, Request, Status};
+use crate::http::{Answer, Content, Framing, HEAD, LINGER, Lasts, Request, Status};
 
 /// The most bytes per read, from a connection or a content.
 const PIECE: usize = 64 << 10;
-/// Bytes read and discarded after a final answer, so that the client can receive it.
-const LINGER: u64 = 16 << 20;
 /// The most bytes of an answer that is kept, the most of these, and how long.
 const KEPT: u64 = 16 << 10;
 const MOST_KEPT: usize = 1024;

@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
-use crate::http::{FIELDS, HEAD, Status};
-use crate::serve::CHUNK;
+use crate::http::{CHUNK, FIELDS, HEAD, Status};
 use crate::{Outcome, files};
 
 /// Names and lengths of the files.

@@ -6,8 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::Outcome;
-use crate::http::{Answer, Content, Status};
-use crate::serve::CHUNK;
+use crate::http::{Answer, CHUNK, Content, Status};
 
 /// The real name of the served folder; all served files are in it.
 pub(crate) fn open_root(root: &Path) -> Outcome<PathBuf> {

@@ -1,11 +1,53 @@
 //! The parts of HTTP/1.1 that serving files needs: heads (parsed by `httparse`), bodies, answers.
 
-use std::io::{self, BufRead, Read, Write};
+use std::io::{self, BufRead, BufWriter, Read, Write};
 
 /// Longest head of a request, and longest line within a chunked body, in bytes.
 pub(crate) const HEAD: usize = 16 << 10;
 /// The most header fields of a request.
 pub(crate) const FIELDS: usize = 64;
+
+/// The most bytes per copy between a file and a connection.
+pub(crate) const CHUNK: usize = 256 << 10;
+/// Bytes read and discarded after a final answer, so that the client can receive it.
+pub(crate) const LINGER: u64 = 16 << 20;
+
+/// The writing half of a connection.
+pub(crate) trait Writer: Write {
+    /// Ends writing.
+    fn shutdown(&mut self);
+}
+
+/// Answers requests by `answer` until the connection ends.
+pub(crate) fn serve<R: BufRead, W: Writer>(
+    mut reader: R,
+    writer: W,
+    answer: impl Fn(&Request, &mut Body<'_, R>, &mut BufWriter<W>) -> Result<Answer, Status>,
+) -> io::Result<()> {
+    let mut writer = BufWriter::with_capacity(CHUNK, writer);
+    loop {
+        let request = match Request::read(&mut reader) {
+            Ok(Some(request)) => request,
+            Ok(None) => break,
+            Err(status) => {
+                Answer::from(status).send(&mut writer, false, Lasts::No)?;
+                break;
+            }
+        };
+        let mut body = Body::new(&mut reader, request.framing);
+        let answer = answer(&request, &mut body, &mut writer).unwrap_or_else(Answer::from);
+        let lasts = request.lasts.if_read(body.is_read());
+        answer.send(&mut writer, request.method == "HEAD", lasts)?;
+        if lasts == Lasts::No {
+            break;
+        }
+    }
+    // If unread bytes remained at closing, the connection would be reset, and the client could
+    // lose the answer.
+    writer.get_mut().shutdown();
+    io::copy(&mut reader.take(LINGER), &mut io::sink())?;
+    Ok(())
+}
 
 /// A status code with its phrase (RFC 9110 section 15).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

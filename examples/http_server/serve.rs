@@ -1,28 +1,17 @@
 //! Serves a folder on connections of any kind, with one thread each.
 
-use std::io::{self, BufRead, BufWriter, Write};
+use std::io::{self, BufRead, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
 use crate::files::{self, Put};
-use crate::http::{Answer, Body, Lasts, Request, Status};
+use crate::http::{self, Answer, Body, Lasts, Request, Status, Writer};
 
 /// The most simultaneous connections, with one thread each, by default. `--connections` accepts
 /// up to twice as many, since the stack has 2048. The server turns further clients away.
 pub(crate) const CONNECTIONS: usize = 1000;
-/// The most bytes per copy between a file and a connection.
-pub(crate) const CHUNK: usize = 256 << 10;
-/// Bytes read and discarded after a final answer, so that the client can receive it.
-pub(crate) const LINGER: u64 = 16 << 20;
-
-/// The writing half of a connection.
-pub(crate) trait Writer: Write {
-    /// Ends writing.
-    fn shutdown(&mut self);
-}
-
 /// Starts threads for connections, up to `most` at a time.
 pub(crate) struct Threads {
     /// Of messages.
@@ -55,7 +44,9 @@ impl Threads {
                     if full {
                         turn_away(writer)
                     } else {
-                        serve(reader, writer, &root)
+                        http::serve(reader, writer, |request, body, writer| {
+                            answer(request, body, writer, &root)
+                        })
                     }
                 });
                 drop(slot);
@@ -90,33 +81,6 @@ impl Drop for Slot {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
-}
-
-/// Answers requests until the connection ends.
-pub(crate) fn serve(mut reader: impl BufRead, writer: impl Writer, root: &Path) -> io::Result<()> {
-    let mut writer = BufWriter::with_capacity(CHUNK, writer);
-    loop {
-        let request = match Request::read(&mut reader) {
-            Ok(Some(request)) => request,
-            Ok(None) => break,
-            Err(status) => {
-                Answer::from(status).send(&mut writer, false, Lasts::No)?;
-                break;
-            }
-        };
-        let mut body = Body::new(&mut reader, request.framing);
-        let answer = answer(&request, &mut body, &mut writer, root).unwrap_or_else(Answer::from);
-        let lasts = request.lasts.if_read(body.is_read());
-        answer.send(&mut writer, request.method == "HEAD", lasts)?;
-        if lasts == Lasts::No {
-            break;
-        }
-    }
-    // If unread bytes remained at closing, the connection would be reset, and the client could
-    // lose the answer.
-    writer.get_mut().shutdown();
-    io::copy(&mut reader.take(LINGER), &mut io::sink())?;
-    Ok(())
 }
 
 fn turn_away(mut writer: impl Writer) -> io::Result<()> {

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use dominoes_netstack::TcpPolicy;
 use serde_json::{Value, json};
 
-use crate::net::{Connection, Listener, Writer};
+use crate::http::Writer;
+use crate::net::{Connection, Listener};
 use crate::process::{Process, Work};
 use crate::{drain, read_array};
 

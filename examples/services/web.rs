@@ -1,18 +1,14 @@
 //! HTTP: serves bytes, and answers with the SHA-256 of received bytes.
 
-use std::io::{self, BufRead, BufWriter, Cursor, Read, Write};
+use std::io::{self, BufRead, Cursor, Read, Write};
 use std::thread;
 
 use dominoes_netstack::TcpStream;
 use sha2::{Digest, Sha256};
 
-use crate::CHUNK;
-use crate::http::{Answer, Body, Content, Lasts, Request, Status};
-use crate::net::{Connection, Writer};
+use crate::http::{self, Answer, Body, Content, Request, Status};
+use crate::net::Connection;
 use crate::polled::Site;
-
-/// Bytes read and discarded after a final answer, so that the client can receive it.
-const LINGER: u64 = 16 << 20;
 
 /// What HTTP serves.
 pub(crate) struct Web;
@@ -31,7 +27,7 @@ impl Site for Web {
     fn serve_body(&self, stream: TcpStream, input: Vec<u8>) {
         let (reader, writer) = stream.split();
         // The client notices if its connection breaks.
-        let serve = move || serve_halves(Cursor::new(input).chain(reader), writer);
+        let serve = move || http::serve(Cursor::new(input).chain(reader), writer, answer);
         if let Err(error) = thread::Builder::new().spawn(serve) {
             eprintln!("services: no thread for a connection: {error}");
         }
@@ -41,39 +37,13 @@ impl Site for Web {
 /// Answers requests until the connection ends.
 pub(crate) fn serve(stream: Connection) -> io::Result<()> {
     let (reader, writer) = stream.split()?;
-    serve_halves(reader, writer)
+    http::serve(reader, writer, answer)
 }
 
-fn serve_halves(mut reader: impl BufRead, writer: impl Writer) -> io::Result<()> {
-    let mut writer = BufWriter::with_capacity(CHUNK, writer);
-    loop {
-        let request = match Request::read(&mut reader) {
-            Ok(Some(request)) => request,
-            Ok(None) => break,
-            Err(status) => {
-                Answer::from(status).send(&mut writer, false, Lasts::No)?;
-                break;
-            }
-        };
-        let mut body = Body::new(&mut reader, request.framing);
-        let answer = answer(&request, &mut body, &mut writer).unwrap_or_else(Answer::from);
-        let lasts = request.lasts.if_read(body.is_read());
-        answer.send(&mut writer, request.method == "HEAD", lasts)?;
-        if lasts == Lasts::No {
-            break;
-        }
-    }
-    writer.get_mut().shutdown();
-    // If unread bytes remained at closing, the connection would be reset, and the client could
-    // lose the answer.
-    io::copy(&mut reader.take(LINGER), &mut io::sink())?;
-    Ok(())
-}
-
-fn answer(
+fn answer<R: BufRead, W: Write>(
     request: &Request,
-    body: &mut Body<'_, impl BufRead>,
-    writer: &mut impl Write,
+    body: &mut Body<'_, R>,
+    writer: &mut W,
 ) -> Result<Answer, Status> {
     match &*request.method {
         "GET" | "HEAD" => Web.get(&request.path),

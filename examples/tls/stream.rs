@@ -9,7 +9,7 @@ use dominoes_netstack::TcpStream;
 use dominoes_netstack::tls::{TlsError, TlsReadHalf, TlsStream, TlsWriteHalf};
 use rustls::Connection;
 
-use crate::serve;
+use crate::http::Writer;
 
 /// Writes, and changes the key after every `every` bytes.
 pub(crate) struct KeyUpdates {
@@ -53,7 +53,7 @@ impl Write for KeyUpdates {
     }
 }
 
-impl serve::Writer for KeyUpdates {
+impl Writer for KeyUpdates {
     fn shutdown(&mut self) {
         self.half.shutdown();
     }
@@ -129,7 +129,7 @@ impl Write for RustlsHalf {
     }
 }
 
-impl serve::Writer for RustlsHalf {
+impl Writer for RustlsHalf {
     fn shutdown(&mut self) {
         let mut both = self.0.borrow_mut();
         both.connection.send_close_notify();
