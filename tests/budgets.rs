@@ -34,11 +34,11 @@ const PARTS: [Part; 10] = [
         without: Some("crates/netstack/proto"),
         ..part("crates/netstack", 69_521, 45_000)
     },
-    part("crates/bench", 32_393, 21_000),
-    part("crates/preload", 8_746, 4_000),
-    part("crates/testkit", 3_500, 3_000),
-    part("tests", 21_604, 11_500),
-    part("examples", 9_300, 5_000),
+    part("crates/bench", 31_830, 21_000),
+    part("crates/preload", 8_450, 4_000),
+    part("crates/testkit", 4_045, 3_000),
+    part("tests", 20_840, 11_500),
+    part("examples", 9_150, 5_000),
     part("fuzz", 4_700, 3_500),
 ];
 
