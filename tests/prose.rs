@@ -156,6 +156,59 @@ fn comments_and_pages_are_plain() {
     assert!(beyond.len() <= BEYOND, "{}: {beyond:#?}", beyond.len());
 }
 
+/// The features of the nearest manifest above `file`; of all crates if that is the workspace's.
+fn features_near(file: &str) -> Vec<String> {
+    let crates = [
+        "dominoes",
+        "drivers",
+        "netstack",
+        "netstack/proto",
+        "bench",
+        "testkit",
+    ];
+    let own = crates
+        .iter()
+        .filter(|of| file.starts_with(&format!("crates/{of}/")));
+    let near = own.max_by_key(|of| of.len());
+    let manifests = crates
+        .iter()
+        .filter(|of| near.is_none_or(|near| near == *of));
+    manifests
+        .flat_map(|of| {
+            let manifest: toml::Table = read(&format!("crates/{of}/Cargo.toml"))
+                .parse()
+                .expect("Cargo reads it");
+            let features = manifest["features"].as_table().expect("a table");
+            features.keys().cloned().collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+#[test]
+fn each_feature_that_a_text_names_exists() {
+    let mut named = 0;
+    let mut wrong = Vec::new();
+    for file in files() {
+        let text = read(&file);
+        let after = text.split("eature `").skip(1);
+        for name in after
+            .filter_map(|rest| rest.split_once('`'))
+            .map(|(name, _)| name)
+        {
+            // A message with a parameter names no feature.
+            if name.starts_with('{') {
+                continue;
+            }
+            named += 1;
+            if !features_near(&file).iter().any(|feature| feature == name) {
+                wrong.push(format!("{file}: {name}"));
+            }
+        }
+    }
+    assert!(named > 20, "{named} were found");
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
 #[test]
 fn a_construction_is_found_in_comments_alone() {
     let text = "// Who lies, and what it is.\nlet who = what_it; // who\n/// Those that go on.\n//! What, it goes  on";
