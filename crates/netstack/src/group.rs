@@ -428,7 +428,7 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
                 autoscaler: Autoscaler::new(),
             }),
             tx: TryLock::new(base.tx),
-            rule: Rule::of(&layout, slots),
+            rule: Rule::of(&layout),
             membership: Members::new(slot_count, layout.replicas, layout.autoscale),
             posts: if layout.confirm {
                 // Workers may be a log apart, and one may read positions that are a log older than

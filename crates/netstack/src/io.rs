@@ -39,7 +39,6 @@
 //! | `BatchRecords`, readers | 7 | threads | none | at most 127, checked; 56 workers |
 //! | `BatchRecords`, pieces of work | 30 | effects | none | 2^22 of a request, 256 requests, checked |
 //! | `Chunks` | 63 | pieces | 2,900 years | nothing: compared modulo 2^63 |
-//! | `Greedy` | 48 | requests | 32 days | nothing: compared modulo 2^48 |
 //! | `EventCount`, `WaitSet` | 64 | wake-ups | 5,800 years | |
 //! | `TimerId` | 64 | timers of a wheel | 5,800 years | |
 //! | owners of chunks, membership | 56 | replica slots | none | at most 56, checked |

@@ -37,55 +37,43 @@ impl ReplicatedShared {
         has_payload: bool,
     ) -> u8 {
         if let Some(rule) = &self.rule
-            && let Some(primary) = rule.name_primary(self, (first, len), has_payload)
+            && let Some(primary) = rule.name_primary(self, holder, (first, len), has_payload)
         {
-            return primary as u8;
+            return primary;
         }
         let stays = parser == holder || self.membership.staying() >> parser & 1 != 0;
         if stays { parser } else { holder }
     }
 
-    /// Whether worker `id` is primary of the request at `seq`.
-    #[inline]
-    pub(super) fn is_primary(&self, id: usize, seq: Seq, in_batch: InBatch) -> bool {
-        match &self.rule {
-            Some(rule) => rule.is_primary(id, seq, in_batch),
-            None => usize::from(in_batch.primary) == id,
-        }
-    }
-
-    /// The primary of the request at `seq`.
-    pub(super) fn primary(&self, seq: Seq, in_batch: InBatch) -> Owner {
-        match &self.rule {
-            Some(rule) => rule.primary(seq, in_batch),
-            None => Owner::Worker(usize::from(in_batch.primary)),
-        }
-    }
-
     /// Assigns the chunk of `frame`, unless another worker just did. Worker `id` asks, for the
-    /// request at `seq`, which is `applied` and has this `effect`: it has applied what numbers the
-    /// frames, and has nothing else to build. So the chunk is its own, but that of a lone request,
-    /// which asks for one frame or two, is the primary's. Returns the owner.
+    /// request `applied`, which has this `effect`: it has applied what numbers the frames, and has
+    /// nothing else to build. So the chunk is its own, but that of a lone request, which asks for
+    /// one frame or two, is the primary's. Returns the owner.
     #[inline(never)]
     pub(super) fn assign_frame(
         &self,
         id: usize,
         frame: u64,
-        (seq, applied): (Seq, &Applied),
+        applied: &Applied,
         effect: &Effect,
     ) -> Owner {
         let rule = self.rule.as_ref();
         let owner = rule.and_then(|rule| rule.chunk_owner(self, frame, effect));
         let owner = owner.unwrap_or_else(|| {
-            let InBatch { index, left, .. } = applied.in_batch;
+            let InBatch {
+                primary,
+                index,
+                left,
+            } = applied.in_batch;
+            let primary = usize::from(primary);
             let is_lone = index | left == 0
                 && applied.len <= applied.seg_len
                 && effect
                     .frames()
                     .is_none_or(|(_, count)| count <= LONE_FRAMES);
-            match self.primary(seq, applied.in_batch) {
-                Owner::Worker(primary) if is_lone && self.membership.is_active(primary) => primary,
-                _ => id,
+            match is_lone && self.membership.is_active(primary) {
+                true => primary,
+                false => id,
             }
         });
         self.world.tx.assign(frame, owner)

@@ -84,7 +84,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         let Some(applied) = pending.applied.get((seq - pending.first) as usize) else {
             return Step::End;
         };
-        let mine = self.shared.is_primary(self.id, seq, applied.in_batch);
+        let mine = usize::from(applied.in_batch.primary) == self.id;
         if number == applied.effects {
             if mine
                 && applied.in_batch.left == 0
@@ -92,7 +92,7 @@ impl<T: FaultHooks> Executor<'_, T> {
             {
                 return blocked;
             }
-            if usize::from(applied.in_batch.primary) == self.id {
+            if mine {
                 *self.prepared_bytes = self.prepared_bytes.saturating_sub(applied.len as usize);
                 self.stats.requests += 1;
             }
@@ -159,10 +159,7 @@ impl<T: FaultHooks> Executor<'_, T> {
     #[inline(always)]
     fn is_my_frame(&self, frame: u64, applied: &Applied, effect: &Effect) -> bool {
         let owner = match self.shared.world.tx.owner(frame) {
-            Owner::Unassigned => {
-                let request = (self.cursor.seq, applied);
-                self.shared.assign_frame(self.id, frame, request, effect)
-            }
+            Owner::Unassigned => self.shared.assign_frame(self.id, frame, applied, effect),
             owner => owner,
         };
         owner == Owner::Worker(self.id)

@@ -102,9 +102,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             return false;
         };
         let in_batch = request.in_batch;
-        let is_mine = in_batch.index | in_batch.left == 0
-            && usize::from(in_batch.primary) == id
-            && shared.is_primary(id, seq, in_batch);
+        let is_mine = in_batch.index | in_batch.left == 0 && usize::from(in_batch.primary) == id;
         if !is_mine || shared.verdicts.get(seq).is_none() || shared.layout.confirm {
             return false;
         }

@@ -3,14 +3,12 @@
 
 use core::ops::Range;
 
-use dominoes::group::{MAX_REPLICAS, replicas};
-use dominoes::{Assignment, Balancer, ByLoad, Greedy, PrimaryPolicy, Seq, TryLock, Work, WorkKind};
+use dominoes::group::replicas;
+use dominoes::{Balancer, ByLoad, PrimaryPolicy, Seq, TryLock, WorkKind};
 
 use crate::group::{Layout, ReplicatedShared};
 use crate::io::claim::MAX_CLAIM;
-use crate::io::tx::Owner;
 use crate::log::effect::Effect;
-use crate::log::request::InBatch;
 
 /// The policy that assigns requests and outgoing frames to workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,8 +24,8 @@ pub enum Primaries {
     ByPublisher,
     /// Batches, and chunks of frames, in turn.
     ByPosition,
-    /// Batches, and chunks of frames, belong to the worker that asks first, with one
-    /// compare-and-swap each. The worker that parsed a batch prepares it.
+    /// Batches, to the worker that comes to them first: the one that publishes them. Chunks of
+    /// frames, to the worker that asks first, with one compare-and-swap each.
     Greedy,
     /// Batches in which any segment has payload, and chunks whose first frame has some, to the
     /// lower half of the workers; acknowledgments and everything else to the upper half.
@@ -75,8 +73,6 @@ fn in_turn(mask: u64, number: u64, among: Range<u64>) -> usize {
 /// A rule that is not the default.
 pub(super) struct Rule {
     primaries: Primaries,
-    /// Who took which batch, under [`Primaries::Greedy`].
-    takers: Option<Greedy>,
     /// Used by the worker that has the receive pump.
     named: TryLock<Named>,
 }
@@ -95,8 +91,8 @@ struct Named {
 }
 
 impl Rule {
-    /// The rule of a group with these settings, whose log has `slots` slots. `None`: the default.
-    pub(super) fn of(layout: &Layout, slots: usize) -> Option<Box<Rule>> {
+    /// The rule of a group with these settings. `None`: the default.
+    pub(super) fn of(layout: &Layout) -> Option<Box<Rule>> {
         let primaries = layout.primaries;
         let balancer = (primaries == Primaries::ByLoad)
             // A backlog of a batch is ordinary.
@@ -111,22 +107,22 @@ impl Rule {
         };
         let rule = Rule {
             primaries,
-            takers: (primaries == Primaries::Greedy).then(|| Greedy::new(&[slots])),
             named: TryLock::new(named),
         };
         (primaries != Primaries::ByPublisher).then(|| Box::new(rule))
     }
 
-    /// The primary of the batch of `len` requests that is published at `first`. `None`: as by
-    /// default.
+    /// The primary of the batch of `len` requests that worker `holder` publishes at `first`. `None`:
+    /// as by default.
     pub(super) fn name_primary(
         &self,
         shared: &ReplicatedShared,
+        holder: u8,
         (first, len): (Seq, usize),
         has_payload: bool,
-    ) -> Option<usize> {
-        if self.takers.is_some() {
-            return None;
+    ) -> Option<u8> {
+        if self.primaries == Primaries::Greedy {
+            return Some(holder);
         }
         let mut named = self.named.try_take()?;
         named.count += 1;
@@ -141,34 +137,12 @@ impl Rule {
             named.owners = mask;
         }
         let batch = named.count;
-        Some(match self.primaries {
+        let primary = match self.primaries {
             Primaries::ByKind => by_kind(named.owners, batch, has_payload),
             Primaries::ByLoad => named.by_load(shared, (first, len)),
             _ => by_position(named.owners, batch),
-        })
-    }
-
-    /// Whether worker `id` is primary of the request at `seq`. Under [`Primaries::Greedy`] the
-    /// worker takes the batch if no other has.
-    pub(super) fn is_primary(&self, id: usize, seq: Seq, in_batch: InBatch) -> bool {
-        match &self.takers {
-            Some(takers) => takers.is_mine(Work::chunk(in_batch.first(seq)), id, MAX_REPLICAS),
-            None => usize::from(in_batch.primary) == id,
-        }
-    }
-
-    /// The primary of the request at `seq`.
-    pub(super) fn primary(&self, seq: Seq, in_batch: InBatch) -> Owner {
-        let Some(takers) = &self.takers else {
-            return Owner::Worker(usize::from(in_batch.primary));
         };
-        let work = Work::chunk(in_batch.first(seq));
-        match takers.taker(work) {
-            Some(taker) => Owner::Worker(taker),
-            None if takers.is_past(work) => Owner::Done,
-            // A worker may have taken it between the two reads.
-            None => takers.taker(work).map_or(Owner::Unassigned, Owner::Worker),
-        }
+        Some(primary as u8)
     }
 
     /// The owner of the chunk of `frame`, for which `effect` asks. `None`: as by default.
@@ -180,11 +154,12 @@ impl Rule {
     ) -> Option<usize> {
         let staying = shared.membership.staying();
         // The membership may change at this moment.
-        if self.takers.is_some() || staying == 0 {
+        if staying == 0 {
             return None;
         }
         let chunk = shared.world.tx.chunk_of(frame);
         Some(match (self.primaries, effect) {
+            (Primaries::Greedy, _) => return None,
             (Primaries::ByKind, Effect::Transmit(transmit)) => {
                 by_kind(staying, chunk, transmit.payload_len > 0)
             }

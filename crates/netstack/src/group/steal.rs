@@ -173,10 +173,9 @@ impl ReplicatedShared {
         let Some(oldest) = pending.applied.front() else {
             return false;
         };
-        let (seq, in_batch) = (pending.first, oldest.in_batch);
-        let owner = match self.records.is_done(in_batch.first(seq)) {
+        let owner = match self.records.is_done(oldest.in_batch.first(pending.first)) {
             true => self.world.tx.owner(pending.built),
-            false => self.primary(seq, in_batch),
+            false => Owner::Worker(oldest.in_batch.primary.into()),
         };
         matches!(owner, Owner::Worker(id) if !self.membership.is_active(id))
     }
@@ -226,7 +225,7 @@ impl<T: FaultHooks> Executor<'_, T> {
             {
                 self.execute(applied, effect);
                 done += 1;
-                self.stats.stolen += u64::from(!self.is_own(applied));
+                self.stats.stolen += u64::from(usize::from(applied.in_batch.primary) != self.id);
             }
             self.cursor.next_effect();
         }
@@ -242,14 +241,10 @@ impl<T: FaultHooks> Executor<'_, T> {
         number: u32,
     ) -> Result<(), WorkState> {
         let (shared, seq) = (self.shared, self.cursor.seq);
-        let owner = match self.owner(applied) {
-            Owner::Worker(owner) if !*skipped => owner,
-            Owner::Done => return Err(WorkState::Done),
-            _ => {
-                *skipped = true;
-                return Err(WorkState::Begun);
-            }
-        };
+        if *skipped {
+            return Err(WorkState::Begun);
+        }
+        let owner = applied.in_batch.primary.into();
         let found = if self.has_begun_batch(applied) {
             self.begin_piece(applied, number)
         } else {
@@ -267,15 +262,6 @@ impl<T: FaultHooks> Executor<'_, T> {
         };
         *skipped |= found == Err(WorkState::Begun);
         found
-    }
-
-    /// Whether this worker is primary of the cursor's request.
-    fn is_own(&self, applied: &Applied) -> bool {
-        self.owner(applied) == Owner::Worker(self.id)
-    }
-
-    fn owner(&self, applied: &Applied) -> Owner {
-        self.shared.primary(self.cursor.seq, applied.in_batch)
     }
 
     /// Builds the cursor's frame, one of `count` from `first` on, if that is due now, and moves the
