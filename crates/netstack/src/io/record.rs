@@ -9,11 +9,14 @@ mod file;
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
+use std::collections::HashMap;
+
 use dominoes_drivers::Frame;
 
 use crate::io::RunFrames;
 use crate::io::world::World;
-use crate::log::request::{Body, ConnId, Request, Verdict};
+use crate::log::request::{Body, ConnId, Digest, Request, Verdict};
+use crate::udp::record::total;
 
 #[cfg(feature = "record")]
 pub use file::{Recorder, Recording};
@@ -56,6 +59,104 @@ pub struct Written {
     pub offset: u64,
     /// The bytes.
     pub bytes: Vec<u8>,
+}
+
+/// What a pump published, as far as a recording needs it.
+pub(crate) struct Published {
+    recorder: Option<Recorder>,
+    /// For each connection, the recorded number of bytes that its application has written.
+    written: HashMap<ConnId, u64>,
+}
+
+impl Published {
+    pub(crate) fn new(recorder: Option<Recorder>) -> Self {
+        Published {
+            recorder,
+            written: HashMap::new(),
+        }
+    }
+
+    /// Records a request that is published next, if there is a recorder.
+    #[inline(always)]
+    pub(crate) fn record(
+        &mut self,
+        world: &World,
+        request: &Request,
+        (verdict, run): (Option<Verdict>, &RunFrames),
+    ) {
+        if self.recorder.is_some() {
+            self.add(world, request, (verdict, run));
+        }
+    }
+
+    #[cold]
+    fn add(
+        &mut self,
+        world: &World,
+        request: &Request,
+        (verdict, run): (Option<Verdict>, &RunFrames),
+    ) {
+        let known = |conn| self.written.get(&conn).copied().unwrap_or(0);
+        let digest = &request.digest;
+        // The rings do not keep these bytes.
+        let (conn, from, to) = match request.body {
+            Body::Sends {
+                socket,
+                offset,
+                lengths,
+                ..
+            } => {
+                let len = total(&lengths, usize::from(digest.count));
+                (socket, offset, offset + len)
+            }
+            Body::Progress {
+                conn, app_written, ..
+            } => (conn, known(conn), app_written),
+            Body::Segments { .. } if digest.bits & Digest::PROGRESS != 0 => {
+                let known = known(digest.hint);
+                let grown = digest.app_written.wrapping_sub(known as u32);
+                (digest.hint, known, known + u64::from(grown))
+            }
+            _ => (ConnId::NONE, 0, 0),
+        };
+        let is_udp = matches!(request.body, Body::Sends { .. });
+        let streams = match is_udp {
+            true => &world.queues.streams,
+            false => &world.streams,
+        };
+        let stream = (to > from).then(|| streams.get(conn)).flatten();
+        let written = stream.map(|stream| {
+            let (a, b) = stream.recorded(from, to);
+            Written {
+                conn,
+                offset: from,
+                bytes: [a, b].concat(),
+            }
+        });
+        if written.is_some() && !is_udp {
+            self.written.insert(conn, to);
+        }
+        let frames = run.iter().map(|frame| frame.bytes().to_vec());
+        let entry = Entry {
+            request: *request,
+            verdict,
+            frames: frames.collect(),
+            written,
+        };
+        if let Some(recorder) = &mut self.recorder {
+            recorder.add(&entry);
+        }
+    }
+
+    /// Forgets a connection that is over.
+    pub(crate) fn forget(&mut self, conn: ConnId) {
+        self.written.remove(&conn);
+    }
+
+    /// Ends the recording.
+    pub(crate) fn take_recorder(&mut self) -> Option<Recorder> {
+        self.recorder.take()
+    }
 }
 
 impl Entry {

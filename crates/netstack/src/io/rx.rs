@@ -21,7 +21,6 @@ mod receiver;
 mod unanswered;
 
 use core::num::NonZeroU64;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use dominoes_drivers::Frame;
@@ -31,7 +30,7 @@ use crate::groups;
 use crate::host::{IpHost, IpHostConfig};
 use crate::io::control::ControlWait;
 use crate::io::gro::{Found, OpenRun, Parser};
-use crate::io::record::{Entry, Recorder, Written};
+use crate::io::record::{Published, Recorder};
 use crate::io::world::World;
 use crate::io::{ClaimedFrames, FrameRecycler, RunFrames};
 use crate::ip::identification::Identifications;
@@ -109,7 +108,7 @@ pub(crate) struct RxPump {
     v6_due: Instant,
     /// The last published time and credit.
     last_sampled: LastSampled,
-    recording: Recording,
+    published: Published,
     /// Payload bytes received in segments.
     pub(crate) received: u64,
     pub(crate) stats: PumpStats,
@@ -124,13 +123,6 @@ struct LastSampled {
     /// The number of requests when a deadline was due, and how many frames were handled since then
     /// without another request.
     late: (u64, usize),
-}
-
-/// The recorder, if there is one, and its progress.
-struct Recording {
-    recorder: Option<Recorder>,
-    /// For each connection, the recorded number of bytes that its application has written.
-    written: HashMap<ConnId, u64>,
 }
 
 /// No thread runs the stack any more. Shuts it down, so that no application waits forever.
@@ -180,10 +172,7 @@ impl RxPump {
             control_wait: ControlWait::default(),
             v6_due: Instant::NEVER,
             last_sampled: LastSampled::default(),
-            recording: Recording {
-                recorder,
-                written: HashMap::new(),
-            },
+            published: Published::new(recorder),
             received: 0,
             stats: PumpStats::default(),
         }
@@ -305,52 +294,8 @@ impl RxPump {
     ) {
         self.stats.requests += 1;
         self.last_sampled.time = request.digest.now;
-        if self.recording.recorder.is_some() {
-            self.record(request, verdict, &run);
-        }
+        (self.published).record(&self.world, request, (verdict, &run));
         log.publish(request, verdict, run);
-    }
-
-    fn record(&mut self, request: &Request, verdict: Option<Verdict>, run: &RunFrames) {
-        let written = match request.body {
-            Body::Progress {
-                conn, app_written, ..
-            } => Some((conn, app_written)),
-            Body::Sends { .. } => return self.record_sends(request),
-            Body::Segments { .. } if request.digest.bits & Digest::PROGRESS != 0 => {
-                let conn = request.digest.hint;
-                let known = self.recording.written.get(&conn).copied().unwrap_or(0);
-                let grown = request.digest.app_written.wrapping_sub(known as u32);
-                Some((conn, known + u64::from(grown)))
-            }
-            _ => None,
-        };
-        let written = written.and_then(|(conn, to)| {
-            let known = self.recording.written.entry(conn).or_insert(0);
-            let stream = self.world.streams.get(conn)?;
-            if to <= *known {
-                return None;
-            }
-            let (a, b) = stream.recorded(*known, to);
-            let written = Written {
-                conn,
-                offset: *known,
-                bytes: [a, b].concat(),
-            };
-            *known = to;
-            Some(written)
-        });
-        let frames = run.iter();
-        let frames = frames.map(|frame| frame.bytes().to_vec()).collect();
-        let entry = Entry {
-            request: *request,
-            verdict,
-            frames,
-            written,
-        };
-        if let Some(recorder) = &mut self.recording.recorder {
-            recorder.add(&entry);
-        }
     }
 
     /// Takes frames that return, what was closed, and then hints: no later run has the hint of a
@@ -675,9 +620,7 @@ impl RxPump {
         run.reserved = sample_cursors(&self.world, digest, ahead);
         self.stats.requests += 1;
         self.last_sampled.time = now;
-        if self.recording.recorder.is_some() {
-            self.record(request, verdict, run);
-        }
+        (self.published).record(&self.world, request, (verdict, run));
         true
     }
 
@@ -750,7 +693,7 @@ impl RxPump {
 
     /// The recording so far; recording ends with this call.
     pub(crate) fn take_recorder(&mut self) -> Option<Recorder> {
-        self.recording.recorder.take()
+        self.published.take_recorder()
     }
 }
 

@@ -127,7 +127,7 @@ impl RxPump {
 
     /// Frees the place of a connection. Returns whether that returned memory to the system.
     pub(super) fn free(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) -> bool {
-        self.recording.written.remove(&conn);
+        self.published.forget(conn);
         self.connections.over.remove(&conn);
         self.connections.idle.forget(conn);
         let is_discarded = self.world.streams.recycle(conn);

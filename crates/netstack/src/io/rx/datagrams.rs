@@ -12,7 +12,6 @@ use dominoes_drivers::GsoKind;
 
 use crate::io::perform::whole_datagram;
 use crate::io::prepare::{datagram_is_good, is_verified_by_device};
-use crate::io::record::{Entry, Written};
 use crate::io::rx::{FRAMES_A_TURN, Log, RxPump};
 use crate::io::stream::{Parts, StreamRef};
 use crate::io::udp_queues::PendingError;
@@ -669,38 +668,6 @@ impl RxPump {
             return true;
         };
         self.loop_datagram(from, &found.header, payload_of(&stream, found))
-    }
-
-    /// Adds sent datagrams to the recording, because the ring does not keep them.
-    pub(crate) fn record_sends(&mut self, request: &Request) {
-        let Body::Sends {
-            socket,
-            offset,
-            lengths,
-            ..
-        } = request.body
-        else {
-            return;
-        };
-        let count = usize::from(request.digest.count);
-        let end = offset + record::total(&lengths, count);
-        let stream = self.world.queues.streams.get(socket);
-        let written = stream.filter(|_| count > 0).map(|stream| {
-            let (a, b) = stream.recorded(offset, end);
-            Written {
-                conn: socket,
-                offset,
-                bytes: [a, b].concat(),
-            }
-        });
-        if let Some(recorder) = &mut self.recording.recorder {
-            recorder.add(&Entry {
-                request: *request,
-                verdict: None,
-                frames: Vec::new(),
-                written,
-            });
-        }
     }
 
     fn publish_sends(&mut self, now: Instant, body: Body, count: u8, log: &mut impl Log) {
