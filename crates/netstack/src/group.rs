@@ -59,7 +59,7 @@ use crate::io::setup::Setup;
 use crate::io::sleep::{Receiving, Sleepers};
 use crate::io::tx::TxPump;
 use crate::io::world::World;
-use crate::io::{BatchRuns, ClaimedFrames, RunFrames};
+use crate::io::{BatchRuns, ClaimedFrames, FrameRecycler, RunFrames};
 use crate::log::effect::Effect;
 use crate::log::request::{InBatch, Request, Verdict};
 use crate::socket::Sockets;
@@ -135,26 +135,38 @@ impl Receiving for RxGuard<'_> {
     }
 }
 
-impl RxSide {
-    fn parts<'a>(
-        &'a mut self,
-        shared: &'a ReplicatedShared,
-        id: usize,
-    ) -> (&'a mut RxPump, GroupLog<'a>) {
-        let log = GroupLog {
-            shared,
+impl ReplicatedShared {
+    /// Lets worker `id` work with the receive pump, which uses the worker's `recycler` meanwhile: so
+    /// frames return to the worker that needs them next. Then autoscales, if that is due. `None` if
+    /// another worker has the pump. `verifies`: see [`GroupLog`].
+    #[inline(always)]
+    fn with_pump<R>(
+        &self,
+        (id, now): (usize, Instant),
+        recycler: &mut Box<FrameRecycler>,
+        verifies: Option<&mut EffectStats>,
+        work: impl FnOnce(&mut RxPump, &mut GroupLog<'_>) -> R,
+    ) -> Option<R> {
+        let mut side = self.rx.try_take()?;
+        let side = &mut *side;
+        let mut log = GroupLog {
+            shared: self,
             holder: id as u8,
-            publisher: &mut self.publisher,
-            writer: &mut self.writer,
-            room: &mut self.room,
-            verifies: None,
+            publisher: &mut side.publisher,
+            writer: &mut side.writer,
+            room: &mut side.room,
+            verifies,
             verified: 0,
         };
-        (&mut self.pump, log)
+        core::mem::swap(&mut side.pump.recycler, recycler);
+        let result = work(&mut side.pump, &mut log);
+        core::mem::swap(&mut side.pump.recycler, recycler);
+        if self.layout.autoscale && side.autoscaler.is_due(now) {
+            self.autoscale(&mut side.autoscaler, now);
+        }
+        Some(result)
     }
-}
 
-impl ReplicatedShared {
     /// The receive pump and the device, unless a worker has one of them.
     pub(crate) fn take_rx(&self) -> Option<RxGuard<'_>> {
         let side = self.rx.try_take()?;

@@ -11,62 +11,59 @@ use core::panic::AssertUnwindSafe;
 use std::panic::{catch_unwind, resume_unwind};
 
 use dominoes::group::WorkerState;
-use dominoes::{Seq, Spin, Subscription};
+use dominoes::{Seq, Spin, Subscription, WorkState};
 
-use super::execute::{Executor, Step, executor};
-use super::pending::{Applied, Cursor, PendingEffects};
-use super::prepare::STORED;
+use super::execute::{Executor, Share};
+use super::pending::{Applied, PendingEffects};
 use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, ReplicatedShared};
 use crate::log::effect::{Effect, EffectSink};
-use crate::log::request::Request;
+use crate::log::request::{InBatch, Request};
 use crate::state::apply::ReplicaState;
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
+    /// The place of the next request in its batch, if this worker can perform it as it applies it: it
+    /// is prepared and this worker's, and all of its earlier work is done.
+    #[inline(always)]
+    pub(super) fn next_at_once(&self) -> Option<InBatch> {
+        let seq = self.replica.position();
+        if self.share.cursor.seq != seq || self.shared.layout.confirm {
+            return None;
+        }
+        let in_batch = self.log.get(seq)?.in_batch;
+        let is_mine = usize::from(in_batch.primary) == self.id;
+        (is_mine && self.shared.verdicts.get(seq).is_some()).then_some(in_batch)
+    }
+
     /// Applies requests of the next batch and performs them at once, if the batch is this worker's
     /// and all of its earlier work is done. Stops after `most_frames` frames. Returns the number of
     /// requests that it applied.
     pub(super) fn apply_at_once(&mut self, most_frames: u32) -> usize {
-        let from = self.replica.position();
-        if self.cursor.seq != from || self.shared.layout.confirm {
-            return 0;
-        }
-        let (id, shared, log) = (self.id, &*self.shared, &self.log);
-        let Some(request) = log.get(from) else {
+        let Some(InBatch { left, .. }) = self.next_at_once() else {
             return 0;
         };
-        let in_batch = request.in_batch;
-        if usize::from(in_batch.primary) != id || shared.verdicts.get(from).is_none() {
-            return 0;
-        }
-        let end = from + u64::from(in_batch.left) + 1;
-        let mut executor = executor!(self, PendingEffects::NONE, &mut self.cursor);
+        let (id, shared, log) = (self.id, &*self.shared, &self.log);
+        let from = self.replica.position();
+        let end = from + u64::from(left) + 1;
+        let mut executor = Executor::new(id, shared, &mut self.share);
         let (replica, effects) = (&mut self.replica, &mut self.effects);
-        let (pending, in_hooks) = (&mut self.pending, &mut self.in_hooks);
-        let frames_end = executor.stats.frames + u64::from(most_frames);
+        let pending = &mut self.pending;
+        let frames_end = executor.share.stats.frames + u64::from(most_frames);
         let mut seq = from;
-        let posts = &shared.posts;
         let mut recovered = None;
         loop {
             let batch = || {
-                while seq < end && executor.stats.frames < frames_end {
-                    let mut changed = None;
-                    let found = recovered.take().map(|request| (request, false));
-                    let Some((request, is_stored)) = found.or_else(|| {
+                while seq < end && executor.share.stats.frames < frames_end {
+                    let Some(applied) = recovered.take().or_else(|| {
                         let change = |hooks: &mut T, effects: &mut Vec<_>| {
                             hooks.change_effects(seq, effects);
                         };
-                        let hooks = (&mut *executor.hooks, &mut *in_hooks, &mut changed, change);
-                        apply(hooks, replica, (shared, log, seq), effects)
+                        apply(executor.share, replica, (shared, log, seq), effects, change)
                     }) else {
                         break;
                     };
                     seq += 1;
-                    if posts.is_due(seq) {
-                        shared.post(id, seq, replica.post(seq / posts.every()));
-                    }
-                    let frames = replica.frames().next;
-                    let applied = Applied::new(request, effects.len() as u32, is_stored, frames);
+                    shared.post_if_due((id, seq), replica);
                     if !executor.perform_at_once(applied, effects, pending, frames_end) {
                         break;
                     }
@@ -75,7 +72,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             match catch_unwind(AssertUnwindSafe(batch)) {
                 Ok(()) => break,
                 Err(panic) => {
-                    recovered = Some(recover(panic, *in_hooks, replica, (log, seq), effects));
+                    recovered = Some(recover(panic, executor.share, replica, (log, seq), effects));
                 }
             }
         }
@@ -100,9 +97,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
                 Err(panic) => {
                     let seq = self.pending.end();
                     let (replica, at) = (&mut self.replica, (&self.log, seq));
-                    let request = recover(panic, self.in_hooks, replica, at, &mut self.pending);
-                    let frames = self.replica.frames().next;
-                    self.pending.commit(request, false, frames);
+                    let applied = recover(panic, &self.share, replica, at, &mut self.pending);
+                    self.pending.commit(applied);
                     self.post_if_due(seq + 1);
                 }
             }
@@ -133,19 +129,15 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     #[inline]
     pub(crate) fn apply_one(&mut self) -> bool {
         let seq = self.replica.position();
-        let mut changed = None;
+        let (replica, at) = (&mut self.replica, (&*self.shared, &self.log, seq));
         let change = |hooks: &mut T, pending: &mut PendingEffects| {
             pending.change_uncommitted(|effects| hooks.change_effects(seq, effects));
         };
-        let hooks = (&mut self.hooks, &mut self.in_hooks, &mut changed, change);
-        let at = (&*self.shared, &self.log, seq);
-        let Some((request, is_stored)) = apply(hooks, &mut self.replica, at, &mut self.pending)
-        else {
+        let Some(applied) = apply(&mut self.share, replica, at, &mut self.pending, change) else {
             return false;
         };
-        let frames = self.replica.frames().next;
-        self.pending.commit(request, is_stored, frames);
-        self.quiet.note(request);
+        self.pending.commit(applied);
+        self.quiet.note(&applied);
         self.post_if_due(seq + 1);
         true
     }
@@ -174,58 +166,54 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     }
 }
 
-/// Applies the request at `seq`, whose effects go to `out`, if its verdict is known. Returns it, and
-/// whether its payload is stored. The hooks of a test, if it has any, may change the state and the
-/// verdict, the request (into `changed`), and by `change` its effects.
+/// Applies the request at `seq`, whose effects go to `out`, if its verdict is known. The hooks of a
+/// test, if it has any, may change the state, the verdict, the request and, by `change`, its effects.
 #[inline(always)]
-pub(super) fn apply<'a, T: FaultHooks, S: EffectSink>(
-    (hooks, in_hooks, changed, change): (
-        &mut T,
-        &mut bool,
-        &'a mut Option<Request>,
-        impl FnOnce(&mut T, &mut S),
-    ),
+pub(super) fn apply<T: FaultHooks, S: EffectSink>(
+    share: &mut Share<T>,
     replica: &mut ReplicaState,
-    (shared, log, seq): (&ReplicatedShared, &'a Subscription<Request, Spin>, Seq),
+    (shared, log, seq): (&ReplicatedShared, &Subscription<Request, Spin>, Seq),
     out: &mut S,
-) -> Option<(&'a Request, bool)> {
-    let mut request = log.get(seq)?;
-    // `STORED`, a bit in the word of the verdict, means that the worker that verified the checksum
-    // copied the payload into the receive ring as well.
-    let found = shared.verdicts.get(seq);
-    let is_stored = found.is_some_and(|found| found & STORED != 0);
-    let mut verdict = found.map(|found| found & !STORED);
+    change: impl FnOnce(&mut T, &mut S),
+) -> Option<Applied> {
+    let (mut request, found) = (log.get(seq)?, shared.verdict(seq));
+    let is_stored = found.is_some_and(|(_, is_stored)| is_stored);
+    let mut verdict = found.map(|(verdict, _)| verdict);
+    let mut changed;
     if T::ACTIVE {
-        hooks.change_state(seq, replica);
-        let changed = changed.insert(*request);
-        verdict = Some(hooks.change_verdict(seq, verdict, changed)?);
-        hooks.change_request(seq, changed);
-        request = changed;
+        share.hooks.change_state(seq, replica);
+        changed = *request;
+        verdict = Some(share.hooks.change_verdict(seq, verdict, &changed)?);
+        share.hooks.change_request(seq, &mut changed);
+        request = &changed;
     }
     replica.apply_unguarded(request, verdict?, out);
     if T::ACTIVE {
         // A panic in here is not one of the connection.
-        *in_hooks = true;
-        change(hooks, out);
-        *in_hooks = false;
+        share.in_hooks = true;
+        change(&mut share.hooks, out);
+        share.in_hooks = false;
     }
-    Some((request, is_stored))
+    Some(Applied {
+        is_stored,
+        ..Applied::new(request, out.mark(), replica)
+    })
 }
 
 /// If the panic came from applying the request at `seq`, completes that request, whose effects are
 /// in `out`, and returns it; else resumes the panic.
 #[cold]
-pub(super) fn recover<'a>(
+pub(super) fn recover<T>(
     panic: Box<dyn Any + Send>,
-    in_hooks: bool,
+    share: &Share<T>,
     replica: &mut ReplicaState,
-    (log, seq): (&'a Subscription<Request, Spin>, Seq),
+    (log, seq): (&Subscription<Request, Spin>, Seq),
     out: &mut impl EffectSink,
-) -> &'a Request {
+) -> Applied {
     match log.get(seq) {
-        Some(request) if replica.position() == seq + 1 && !in_hooks => {
+        Some(request) if replica.position() == seq + 1 && !share.in_hooks => {
             replica.recover(panic, request, out);
-            request
+            Applied::new(request, out.mark(), replica)
         }
         _ => resume_unwind(panic),
     }
@@ -244,7 +232,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         frames_end: u64,
     ) -> bool {
         let performed = self.perform_effects(&applied, effects, frames_end);
-        if performed == Ok(Step::Performed) {
+        if performed == Ok(true) {
             if pending.applied.is_empty() {
                 pending.first += 1;
             } else {
@@ -255,51 +243,41 @@ impl<T: FaultHooks> Executor<'_, T> {
             }
             effects.clear();
         } else {
-            self.cursor.effect = pending.effects.len();
-            pending.effects.extend(effects.drain(..));
-            pending.applied.push_back(applied);
+            let first = pending.effects_end();
+            pending.add(applied, effects);
+            let cursor = &mut self.share.cursor;
             if performed.is_err() {
-                self.cursor.effect += self.cursor.number as usize;
+                cursor.effect = first + u64::from(cursor.number);
                 return false;
             }
-            self.cursor.effect = pending.effects.len();
+            cursor.effect = pending.effects_end();
         }
-        *self.prepared_bytes = self.prepared_bytes.saturating_sub(applied.len as usize);
-        self.stats.requests += 1;
-        let effect = self.cursor.effect;
-        *self.cursor = Cursor {
-            seq: self.cursor.seq + 1,
-            effect,
-            ..Cursor::default()
-        };
+        self.count_request(&applied);
+        self.share.cursor.next_request();
         true
     }
 
-    /// Performs the `effects` of the request at the cursor. [`Step::Passed`] means that frames of
-    /// other workers are left; an error, that all from the cursor on is.
+    /// Performs the `effects` of the request at the cursor. Returns whether all are done; else frames
+    /// of other workers are left. An error means that all from the cursor on are left.
     #[inline(always)]
     fn perform_effects(
         &mut self,
         applied: &Applied,
         effects: &[Effect],
         frames_end: u64,
-    ) -> Result<Step, Step> {
-        let mut done = Step::Performed;
+    ) -> Result<bool, WorkState> {
+        let mut done = true;
         for (number, effect) in (0..).zip(effects) {
-            (self.cursor.number, self.cursor.frame) = (number, 0);
-            let before = self.stats.frames;
-            let most = frames_end.saturating_sub(before) as u32;
-            let Some((_, count)) = effect.frames() else {
+            (self.share.cursor.number, self.share.cursor.frame) = (number, 0);
+            if effect.frames().is_none() {
                 self.perform_piece(applied, number, Some(effect))?;
                 continue;
-            };
-            self.build_own_frames(applied, effect, most)?;
-            if self.stats.frames - before < u64::from(count) {
-                done = Step::Passed;
             }
+            let most = frames_end.saturating_sub(self.share.stats.frames) as u32;
+            done &= self.build_own_frames(applied, effect, most)?;
         }
         if applied.in_batch.left == 0 {
-            (self.cursor.number, self.cursor.frame) = (applied.effects, 0);
+            (self.share.cursor.number, self.share.cursor.frame) = (applied.effects, 0);
             self.perform_piece(applied, applied.effects, None)?;
         }
         Ok(done)

@@ -11,12 +11,12 @@
 
 use dominoes::Seq;
 
+use super::pending::Applied;
 use super::worker::ReplicatedWorker;
 use crate::drive::Worker as _;
 use crate::group::FaultHooks;
 use crate::group::assign::{LONE_BYTES, LONE_FRAMES};
 use crate::io::rx::RxPump;
-use crate::log::request::Request;
 use crate::time::{Duration, Instant};
 
 /// A worker may stay aside after this many turns in a row without a share or load.
@@ -63,10 +63,9 @@ pub(super) struct Quiet {
 impl Quiet {
     /// Notes a request that was applied.
     #[inline(always)]
-    pub(super) const fn note(&mut self, request: &Request) {
-        let digest = &request.digest;
+    pub(super) const fn note(&mut self, applied: &Applied) {
         self.saw_load |=
-            digest.count | request.in_batch.left > LONE_SEGMENTS || digest.len > LONE_BYTES;
+            applied.count | applied.in_batch.left > LONE_SEGMENTS || applied.len > LONE_BYTES;
     }
 
     /// Whether it is quiet for long enough to stay aside.
@@ -189,7 +188,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Counts a turn that ends.
     #[inline]
     pub(super) fn count_quiet(&mut self) {
-        let share = self.stats.requests + self.stats.frames + self.stats.stolen;
+        let stats = &self.share.stats;
+        let share = stats.requests + stats.frames + stats.stolen;
         let (frames, requests) = (self.replica.frames().next, self.replica.position());
         let quiet = &mut self.quiet;
         let applied = requests.wrapping_sub(quiet.requests);

@@ -13,11 +13,10 @@
 //! worker [does it](super::steal). For experiments, another [`Rule`](super::primaries::Rule) may
 //! take the place of this one.
 
-use dominoes::Seq;
+use dominoes::{Seq, WorkState};
 
 use super::pending::Applied;
 use crate::group::ReplicatedShared;
-use crate::io::tx::Owner;
 use crate::log::effect::Effect;
 use crate::log::request::InBatch;
 
@@ -48,7 +47,7 @@ impl ReplicatedShared {
     /// Assigns the chunk of `frame`, unless another worker just did. Worker `id` asks, for the
     /// request `applied`, which has this `effect`: it has applied what numbers the frames, and has
     /// nothing else to build. So the chunk is its own, but that of a lone request, which asks for
-    /// one frame or two, is the primary's. Returns the owner.
+    /// one frame or two, is the primary's. Returns as [`TxRing::owner`](crate::io::tx::TxRing::owner).
     #[inline(never)]
     pub(super) fn assign_frame(
         &self,
@@ -56,7 +55,7 @@ impl ReplicatedShared {
         frame: u64,
         applied: &Applied,
         effect: &Effect,
-    ) -> Owner {
+    ) -> Result<usize, WorkState> {
         let rule = self.rule.as_ref();
         let owner = rule.and_then(|rule| rule.chunk_owner(self, frame, effect));
         let owner = owner.unwrap_or_else(|| {

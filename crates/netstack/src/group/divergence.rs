@@ -41,8 +41,17 @@ use super::pending::{Cursor, PendingEffects};
 use super::slots::Snapshot;
 use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, ReplicatedShared};
+use crate::state::apply::ReplicaState;
 
 impl ReplicatedShared {
+    /// Posts the fingerprint of worker `id` at `position`, if one is due.
+    #[inline(always)]
+    pub(super) fn post_if_due(&self, (id, position): (usize, Seq), replica: &ReplicaState) {
+        if self.posts.is_due(position) {
+            self.post(id, position, replica.post(position / self.posts.every()));
+        }
+    }
+
     /// Posts the fingerprint of worker `id` at `position`, and compares it.
     #[inline(never)]
     pub(crate) fn post(&self, id: usize, position: Seq, fingerprint: u64) {
@@ -85,9 +94,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         }
         let diverged = WorkerState::Diverged(right);
         (self.state, self.joined_from) = (WorkerState::Joining, diverged);
-        let first = self.cursor.seq;
+        let first = self.share.cursor.seq;
         self.pending = PendingEffects::from(first);
-        self.cursor = Cursor::at_first(&self.pending);
+        self.share.cursor = Cursor::at_first(&self.pending);
         // Its posts before that position still count.
         self.shared.posts.forget_from(self.id, first_wrong);
         self.shared.release_slot(self.id, diverged);

@@ -15,175 +15,168 @@ use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, ReplicatedShared};
 use crate::io::perform;
 use crate::io::perform::BuiltHeaders;
-use crate::io::tx::Owner;
 use crate::io::world::Wakes;
 use crate::io::{BatchRuns, FrameRecycler};
 use crate::log::effect::Effect;
 use crate::stats::EffectStats;
 
-/// The outcome of a step, or of performing a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// It performed something, or found it done by another worker.
-    Performed,
-    /// The cursor passed work that is done, or is another worker's.
-    Passed,
-    /// Another worker has begun the next piece.
-    Blocked,
-    /// The cursor has reached the end of the pending effects.
-    End,
+/// A worker's share: how far it is performed, and what performing needs.
+pub(crate) struct Share<T> {
+    pub(crate) cursor: Cursor,
+    /// About how many payload bytes its own requests have that are prepared and not performed. When
+    /// this reaches `ahead_bytes`, the worker prepares no more of its own and claims no frames; it
+    /// parses and publishes only if a batch of any worker waits for that.
+    pub(crate) prepared_bytes: usize,
+    /// Headers of the frames built last, for the next ones that have the same.
+    pub(crate) headers: BuiltHeaders,
+    pub(crate) stats: EffectStats,
+    /// Faults of a test. `T::ACTIVE`: the worker has fault hooks.
+    pub(crate) hooks: T,
+    /// Whether `hooks` is changing the effects of a request.
+    pub(crate) in_hooks: bool,
+    /// Used frames that this worker has still to return to the device.
+    pub(crate) recycler: Box<FrameRecycler>,
 }
 
-/// A worker while it performs effects. It publishes its progress in atomic words once per chunk,
-/// and when this is dropped, also by unwinding.
+/// A worker while it performs effects. It releases what it has begun when this is dropped, also by
+/// unwinding.
 pub(crate) struct Executor<'a, T: FaultHooks> {
     pub(crate) id: usize,
     pub(crate) shared: &'a ReplicatedShared,
-    pub(crate) pending: &'a PendingEffects,
-    pub(crate) cursor: &'a mut Cursor,
-    /// Payload bytes of requests that are prepared and not performed.
-    pub(crate) prepared_bytes: &'a mut usize,
-    pub(crate) headers: &'a mut BuiltHeaders,
-    pub(crate) stats: &'a mut EffectStats,
-    pub(crate) hooks: &'a mut T,
-    /// Takes frames that are no longer needed.
-    pub(crate) recycler: &'a mut FrameRecycler,
+    pub(crate) share: &'a mut Share<T>,
     /// Applications to be woken up.
-    pub(crate) wakes: Wakes<'a>,
+    wakes: Wakes<'a>,
     /// The batch of the request at the cursor, if this worker has begun it. Its effects before the
     /// cursor are done.
     pub(crate) begun: Option<BegunBatch<'a, BatchRuns>>,
+    /// Effects performed, and times that frames were built.
+    pub(crate) done: usize,
 }
 
-/// Makes an executor of the worker `$worker`, which may use its other fields meanwhile.
-macro_rules! executor {
-    ($worker:expr, $pending:expr, $cursor:expr) => {
+impl<'a, T: FaultHooks> Executor<'a, T> {
+    /// Worker `id`, which has this `share`.
+    #[inline(always)]
+    pub(crate) fn new(id: usize, shared: &'a ReplicatedShared, share: &'a mut Share<T>) -> Self {
         Executor {
-            id: $worker.id,
-            shared: &$worker.shared,
-            pending: $pending,
-            cursor: $cursor,
-            prepared_bytes: &mut $worker.prepared_bytes,
-            headers: &mut $worker.headers,
-            stats: &mut $worker.stats,
-            hooks: &mut $worker.hooks,
-            recycler: &mut $worker.recycler,
-            wakes: $crate::io::world::Wakes::new(&$worker.shared.world),
+            id,
+            shared,
+            share,
+            wakes: Wakes::new(&shared.world),
             begun: None,
+            done: 0,
         }
-    };
-}
-pub(super) use executor;
+    }
 
-impl<T: FaultHooks> Executor<'_, T> {
     /// Does one step of this worker's share: an effect, or at most `frames` frames of one.
+    ///
+    /// # Errors
+    /// [`WorkState::Begun`] if another worker has begun the next piece, [`WorkState::Free`] if
+    /// frames remain, [`WorkState::Done`] if nothing is pending.
     #[inline]
-    pub(crate) fn step(&mut self, frames: u32) -> Step {
-        let pending = self.pending;
-        let Cursor { seq, number, .. } = *self.cursor;
-        let Some(applied) = pending.applied.get((seq - pending.first) as usize) else {
-            return Step::End;
+    fn step(&mut self, pending: &PendingEffects, frames: u32) -> Result<(), WorkState> {
+        let Cursor { seq, number, .. } = self.share.cursor;
+        let Some(applied) = pending.request(seq) else {
+            return Err(WorkState::Done);
         };
         let mine = usize::from(applied.in_batch.primary) == self.id;
         if number == applied.effects {
-            if mine
-                && applied.in_batch.left == 0
-                && let Err(blocked) = self.perform_piece(applied, number, None)
-            {
-                return blocked;
-            }
             if mine {
-                *self.prepared_bytes = self.prepared_bytes.saturating_sub(applied.len as usize);
-                self.stats.requests += 1;
+                if applied.in_batch.left == 0 {
+                    self.perform_piece(applied, number, None)?;
+                }
+                self.count_request(applied);
             }
-            self.cursor.next_request();
-            return Step::Passed;
+            self.share.cursor.next_request();
+            return Ok(());
         }
-        let effect = &pending.effects[self.cursor.effect];
-        let mut step = Step::Passed;
+        let effect = pending.effect(&self.share.cursor);
         if effect.frames().is_some() {
-            match self.build_own_frames(applied, effect, frames) {
-                Ok(done) => step = done,
-                Err(early) => return early,
-            }
+            self.build_own_frames(applied, effect, frames)?;
         } else if mine {
-            match self.perform_piece(applied, number, Some(effect)) {
-                Ok(done) => step = done,
-                Err(blocked) => return blocked,
-            }
+            self.perform_piece(applied, number, Some(effect))?;
         }
-        self.cursor.next_effect();
-        step
+        self.share.cursor.next_effect();
+        Ok(())
     }
 
-    /// Builds those frames of the cursor's `effect` that belong to this worker, at most `most`. An
-    /// error means that frames remain: `most` are built, or another worker has begun the next one.
-    /// The request at the cursor is `applied`.
+    /// Counts a request of its own that is performed.
+    #[inline(always)]
+    pub(crate) fn count_request(&mut self, applied: &Applied) {
+        let left = self
+            .share
+            .prepared_bytes
+            .saturating_sub(applied.len as usize);
+        self.share.prepared_bytes = left;
+        self.share.stats.requests += 1;
+    }
+
+    /// Builds those frames of the cursor's `effect` that belong to this worker, at most `most`. The
+    /// request at the cursor is `applied`. Returns whether it built all frames.
+    ///
+    /// # Errors
+    /// If frames remain: [`WorkState::Free`] if `most` are built, [`WorkState::Begun`] if another
+    /// worker has begun the next one.
     #[inline(always)]
     pub(crate) fn build_own_frames(
         &mut self,
         applied: &Applied,
         effect: &Effect,
         most: u32,
-    ) -> Result<Step, Step> {
+    ) -> Result<bool, WorkState> {
         let (first, count) = effect.frames().unwrap_or_default();
         let mut built = 0;
-        while self.cursor.frame < count {
+        while self.share.cursor.frame < count {
             if built == most {
-                return Err(Step::Performed);
+                return Err(WorkState::Free);
             }
-            let frame = first + u64::from(self.cursor.frame);
+            let frame = first + u64::from(self.share.cursor.frame);
             if !self.is_my_frame(frame, applied, effect) {
                 // The other frames of its chunk are not this worker's either.
                 let next = self.shared.world.tx.chunk_end(frame) - first;
-                self.cursor.frame = next.min(u64::from(count)) as u32;
+                self.share.cursor.frame = next.min(u64::from(count)) as u32;
                 continue;
             }
             match self.build(effect, most - built) {
                 Ok(count) => {
                     built += count;
-                    self.cursor.frame += count;
+                    self.share.cursor.frame += count;
                 }
-                Err(WorkState::Begun) if built > 0 => return Err(Step::Performed),
-                Err(WorkState::Begun) => return Err(Step::Blocked),
-                Err(_) => self.cursor.frame += 1,
+                Err(WorkState::Begun) => return Err(WorkState::Begun),
+                Err(_) => self.share.cursor.frame += 1,
             }
         }
-        Ok(match built {
-            0 => Step::Passed,
-            _ => Step::Performed,
-        })
+        Ok(built == count)
     }
 
     /// Whether this worker owns `frame`, for which `effect` asks.
     #[inline(always)]
     fn is_my_frame(&self, frame: u64, applied: &Applied, effect: &Effect) -> bool {
         let owner = match self.shared.world.tx.owner(frame) {
-            Owner::Unassigned => self.shared.assign_frame(self.id, frame, applied, effect),
+            Err(WorkState::Free) => self.shared.assign_frame(self.id, frame, applied, effect),
             owner => owner,
         };
-        owner == Owner::Worker(self.id)
+        owner == Ok(self.id)
     }
 
     /// Performs the cursor's `effect`, number `number` of its request, or if there is none, finishes
     /// its batch. Does nothing if that is done.
     ///
     /// # Errors
-    /// [`Step::Blocked`] if another worker has begun the batch.
+    /// [`WorkState::Begun`] if another worker has begun the batch.
     #[inline(always)]
     pub(crate) fn perform_piece(
         &mut self,
         applied: &Applied,
         number: u32,
         effect: Option<&Effect>,
-    ) -> Result<Step, Step> {
+    ) -> Result<(), WorkState> {
         match (self.begin_piece(applied, number), effect) {
             (Ok(()), Some(effect)) => self.execute(applied, effect),
             (Ok(()), None) => self.finish_batch(),
             (Err(WorkState::Done), _) => {}
-            (Err(_), _) => return Err(Step::Blocked),
+            (Err(begun), _) => return Err(begun),
         }
-        Ok(Step::Performed)
+        Ok(())
     }
 
     /// Begins the batch of the cursor's request, unless this worker has, so that it may perform
@@ -207,7 +200,7 @@ impl<T: FaultHooks> Executor<'_, T> {
     /// Whether this worker has begun the batch of the cursor's request.
     #[inline(always)]
     pub(crate) fn has_begun_batch(&self, applied: &Applied) -> bool {
-        let first = applied.in_batch.first(self.cursor.seq);
+        let first = applied.in_batch.first(self.share.cursor.seq);
         let begun = self.begun.as_ref();
         begun.is_some_and(|begun| begun.first() == first)
     }
@@ -215,7 +208,7 @@ impl<T: FaultHooks> Executor<'_, T> {
     #[inline(never)]
     fn begin_batch(&mut self, applied: &Applied) -> Result<(), WorkState> {
         self.release_batch();
-        let first = applied.in_batch.first(self.cursor.seq);
+        let first = applied.in_batch.first(self.share.cursor.seq);
         self.begun = Some(self.shared.records.begin(first)?);
         Ok(())
     }
@@ -225,15 +218,15 @@ impl<T: FaultHooks> Executor<'_, T> {
         if let Some(begun) = self.begun.take()
             && let Some(runs) = begun.finish()
         {
-            self.recycler.put_runs(runs);
+            self.share.recycler.put_runs(runs);
         }
     }
 
     /// Reports which pieces of the begun batch are done, and releases the batch.
     pub(crate) fn release_batch(&mut self) {
         if let Some(mut begun) = self.begun.take() {
-            let index = self.cursor.seq - begun.first();
-            begun.done_before(piece(index as u8, self.cursor.number));
+            let index = self.share.cursor.seq - begun.first();
+            begun.done_before(piece(index as u8, self.share.cursor.number));
         }
     }
 
@@ -241,11 +234,15 @@ impl<T: FaultHooks> Executor<'_, T> {
     /// to the end of a chunk; frames of datagrams one by one. Returns how many.
     #[inline(always)]
     pub(crate) fn build(&mut self, effect: &Effect, most: u32) -> Result<u32, WorkState> {
-        let Cursor {
-            seq, frame: from, ..
-        } = *self.cursor;
+        let Share {
+            cursor,
+            headers,
+            stats,
+            hooks,
+            ..
+        } = &mut *self.share;
+        let (seq, from) = (cursor.seq, cursor.frame);
         let world = &self.shared.world;
-        let (hooks, stats) = (&mut *self.hooks, &mut *self.stats);
         let mut begin = |first: u64, most| {
             let begun = world.tx.begin(first + u64::from(from), most);
             begun.inspect_err(|why| stats.diverged += u64::from(*why == WorkState::Free))
@@ -255,13 +252,15 @@ impl<T: FaultHooks> Executor<'_, T> {
             Effect::Transmit(transmit) => {
                 let begun = begin(transmit.first_frame, most.min(transmit.count - from))?;
                 let count = begun.left();
-                perform::build_in(world, transmit, (from, begun), self.headers, stats, before);
+                perform::build_in(world, transmit, (from, begun), headers, stats, before);
+                self.done += 1;
                 Ok(count)
             }
             Effect::Send(send) => {
                 let begun = begin(send.first_frame, 1)?;
                 before();
                 perform::build_datagram_in(world, send, (from, begun), stats);
+                self.done += 1;
                 Ok(1)
             }
             _ => Err(WorkState::Done),
@@ -272,22 +271,20 @@ impl<T: FaultHooks> Executor<'_, T> {
     /// nothing.
     #[inline]
     pub(crate) fn execute(&mut self, applied: &Applied, effect: &Effect) {
-        let seq = self.cursor.seq;
-        self.hooks.before_performing(seq, effect);
-        if self.hooks.finishes_early(seq) {
+        self.done += 1;
+        let seq = self.share.cursor.seq;
+        self.share.hooks.before_performing(seq, effect);
+        if self.share.hooks.finishes_early(seq) {
             return self.finish_batch();
         }
         let begun = self.begun.as_ref();
         let run = begun.and_then(|begun| begun.value().get(applied.in_batch.index));
         let layout = (applied.seg_len, usize::from(applied.payload_offset));
-        let about = (layout, run, applied.is_stored);
-        perform::one(
-            &self.shared.world,
-            effect,
-            about,
-            self.stats,
-            &mut self.wakes,
-        );
+        let (world, wakes) = (&self.shared.world, &mut self.wakes);
+        let reserved = run.and_then(|run| run.reserved);
+        let stored_at = reserved.filter(|_| applied.is_stored);
+        let about = (layout, run, stored_at);
+        perform::one(world, effect, about, &mut self.share.stats, wakes);
     }
 }
 
@@ -304,9 +301,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let most_frames = self.shared.layout.tuning.frame_chunk as u32;
         let mut done = 0;
         loop {
-            let (performed, last) = self.perform_mine(most_frames, usize::MAX);
-            done += performed;
-            if last != Step::Performed {
+            let before = self.share.stats.frames;
+            done += self.perform_mine(most_frames, usize::MAX);
+            if self.share.stats.frames - before < u64::from(most_frames) {
                 return done;
             }
             done += self.send_in_turn(false);
@@ -314,32 +311,27 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     }
 
     /// Performs this worker's share, up to `most_frames` frames and `most` pieces. Returns how many
-    /// effects, or parts of them, that were, and why it ended: so many are performed
-    /// (`Performed`), nothing is left up to the limit (`End`), or another worker has begun the next
-    /// piece (`Blocked`).
-    pub(super) fn perform_mine(&mut self, most_frames: u32, most: usize) -> (usize, Step) {
-        let mut done = 0;
+    /// effects, or parts of them, that were.
+    pub(super) fn perform_mine(&mut self, most_frames: u32, most: usize) -> usize {
         let limit = self.perform_limit();
-        let mut executor = executor!(self, &self.pending, &mut self.cursor);
-        let before = executor.stats.frames;
-        let last = loop {
-            if executor.cursor.seq >= limit {
-                break Step::End;
+        let mut executor = Executor::new(self.id, &self.shared, &mut self.share);
+        let frames_end = executor.share.stats.frames + u64::from(most_frames);
+        let mut is_blocked = false;
+        while executor.share.cursor.seq < limit && executor.done < most {
+            let frames = frames_end.saturating_sub(executor.share.stats.frames) as u32;
+            if frames == 0 {
+                break;
             }
-            let built = (executor.stats.frames - before) as u32;
-            if built >= most_frames || done == most {
-                break Step::Performed;
+            if let Err(state) = executor.step(&self.pending, frames) {
+                is_blocked = state == WorkState::Begun;
+                break;
             }
-            match executor.step(most_frames - built) {
-                Step::Performed => done += 1,
-                Step::Passed => {}
-                last => break last,
-            }
-        };
+        }
+        let done = executor.done;
         drop(executor);
-        self.stragglers.blocked = last == Step::Blocked;
+        self.stragglers.blocked = is_blocked;
         self.post_stats();
-        (done, last)
+        done
     }
 
     /// Performs this worker's next effect, or the next frame of one. If there is none, or none can
@@ -348,14 +340,14 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         if self.handle_membership() {
             return false;
         }
-        self.perform_mine(1, 1).0 > 0 || self.steal_now(1) > 0
+        self.perform_mine(1, 1) > 0 || self.steal_now(1) > 0
     }
 
     /// Posts its counters if its cursor has moved.
     pub(super) fn post_stats(&mut self) {
-        if self.posted_at != self.cursor.seq {
-            self.posted_at = self.cursor.seq;
-            self.shared.slot_stats[self.id].post(&self.stats);
+        if self.posted_at != self.share.cursor.seq {
+            self.posted_at = self.share.cursor.seq;
+            self.shared.slot_stats[self.id].post(&self.share.stats);
         }
     }
 

@@ -29,6 +29,7 @@ use dominoes::group::{MAX_REPLICAS, WorkerState};
 use dominoes::{TryLock, TryLockGuard};
 use dominoes_drivers::Frame;
 
+use super::execute::Share;
 use super::queues::{QueueOrder, first_queue};
 use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, GroupLog, ReplicatedShared};
@@ -561,7 +562,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let shared = &*self.shared;
         // The runs of a batch are published together, and half of the log is known to have room.
         let most = MAX_CLAIM.min(shared.layout.tuning.log / 2 - RESERVED - 2);
-        let recycler = &mut self.recycler;
+        let recycler = &mut self.share.recycler;
         let (mut empty, mut taken) = (0, 0);
         for queue in queues {
             let Some(mut claimer) = shared.queues.try_take(queue) else {
@@ -602,7 +603,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let ReplicatedWorker {
             intake,
             shared,
-            recycler,
+            share: Share { recycler, .. },
             id,
             now,
             ..
@@ -679,7 +680,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Whether it has so much to do that it need not claim more frames.
     #[inline]
     pub(crate) fn has_enough(&self) -> bool {
-        self.prepared_bytes >= self.shared.layout.tuning.ahead_bytes
+        self.share.prepared_bytes >= self.shared.layout.tuning.ahead_bytes
     }
 
     /// Whether it may claim frames and publish.
@@ -695,7 +696,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let first = match self.shared.queues.len() {
             1 => 0,
             count => {
-                if self.recycler.frames.len() > MAX_CLAIM {
+                if self.share.recycler.frames.len() > MAX_CLAIM {
                     self.return_frames();
                 }
                 self.claims = self.claims.wrapping_add(1);
@@ -715,37 +716,30 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         Some(done)
     }
 
-    /// Takes the receive pump for one turn: publishes, and autoscales when that is due. The pump
-    /// uses this worker's recycler, so frames return to the worker that needs them next. Returns
-    /// how much was done, and whether that was lone requests. `None` if another worker has the
-    /// pump.
+    /// Takes the receive pump for one turn, and publishes. Returns how much was done, and whether
+    /// that was lone requests. `None` if another worker has the pump.
     fn take_pump(&mut self, now: Instant) -> Option<(usize, bool)> {
-        let shared = &*self.shared;
-        let mut rx_side = shared.rx.try_take()?;
-        let (pump, mut log) = rx_side.parts(shared, self.id);
-        core::mem::swap(&mut pump.recycler, &mut self.recycler);
-        let before = (pump.received, pump.stats.frames);
+        let (shared, awaited) = (&*self.shared, self.replica.awaited());
         let (intake, is_empty) = (&mut self.intake, self.device_empty_at == now);
-        let done = pump.turn(now, self.replica.awaited(), &mut log, |pump, log| {
-            intake.publish_waiting((shared, is_empty), pump, now, log)
-        });
-        let is_lone = self.quiet.count_published(before, pump, done);
-        core::mem::swap(&mut pump.recycler, &mut self.recycler);
-        if shared.layout.autoscale && rx_side.autoscaler.is_due(now) {
-            shared.autoscale(&mut rx_side.autoscaler, now);
-        }
-        Some((done, is_lone))
+        let (quiet, recycler) = (&mut self.quiet, &mut self.share.recycler);
+        shared.with_pump((self.id, now), recycler, None, |pump, log| {
+            let before = (pump.received, pump.stats.frames);
+            let done = pump.turn(now, awaited, log, |pump, log| {
+                intake.publish_waiting((shared, is_empty), pump, now, log)
+            });
+            (done, quiet.count_published(before, pump, done))
+        })
     }
 
     /// Returns used frames to the device before this worker sleeps. If another worker is claiming
     /// from their queue, it may need frames, so they are left in the place where it looks for them.
     pub(crate) fn put_back(&mut self) {
-        if self.recycler.frames.is_empty() {
+        if self.share.recycler.frames.is_empty() {
             return;
         }
         self.return_frames();
-        if !self.recycler.frames.is_empty() {
-            self.shared.world.give_back(&mut self.recycler.frames);
+        if !self.share.recycler.frames.is_empty() {
+            self.shared.world.give_back(&mut self.share.recycler.frames);
         }
     }
 
@@ -753,7 +747,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     fn return_frames(&mut self) {
         let queues = &self.shared.queues;
         for mut claimer in queues.from(0).filter_map(|queue| queues.try_take(queue)) {
-            claimer.put_back(&mut self.recycler.frames);
+            claimer.put_back(&mut self.share.recycler.frames);
         }
     }
 }

@@ -36,7 +36,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
                 }
                 Some(CheckResult::Failed) => {
                     self.pending = PendingEffects::from(self.replica.position());
-                    self.cursor = Cursor::at_first(&self.pending);
+                    self.share.cursor = Cursor::at_first(&self.pending);
                     self.state = WorkerState::Joining;
                     shared.wake_workers();
                     return false;

@@ -8,12 +8,12 @@ use core::panic::AssertUnwindSafe;
 use std::panic::catch_unwind;
 
 use super::apply::{apply, recover};
-use super::execute::{Executor, executor};
-use super::pending::{Applied, PendingEffects};
+use super::execute::{Executor, Share};
 use super::solo::LogMode;
 use super::worker::{IDLE_TURNS, ReplicatedWorker};
 use crate::drive::{self, Worker as _};
 use crate::group::FaultHooks;
+use crate::log::request::InBatch;
 use crate::time::Instant;
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
@@ -49,28 +49,27 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.now = self.now.max(now);
         self.quiet.now = now;
         let queues = self.queues();
-        let shared = &*self.shared;
-        let Some(mut side) = shared.rx.try_take() else {
-            return self.whole_turn(now);
-        };
-        let (pump, mut log) = side.parts(shared, self.id);
-        log.verifies = Some(&mut self.stats);
-        core::mem::swap(&mut pump.recycler, &mut self.recycler);
-        let before = (pump.received, pump.stats.frames);
+        let (shared, awaited) = (&*self.shared, self.replica.awaited());
         let (id, intake, empty_at) = (self.id, &mut self.intake, &mut self.device_empty_at);
         *empty_at = Instant::NEVER;
-        let received = pump.turn(now, self.replica.awaited(), &mut log, |pump, log| {
-            let device = (queues.clone(), &mut *empty_at);
-            intake.claim_and_publish((shared, id), device, pump, now, log)
+        let Share {
+            stats, recycler, ..
+        } = &mut self.share;
+        let quiet = &mut self.quiet;
+        let received = shared.with_pump((id, now), recycler, Some(stats), |pump, log| {
+            let before = (pump.received, pump.stats.frames);
+            let received = pump.turn(now, awaited, log, |pump, log| {
+                let device = (queues.clone(), &mut *empty_at);
+                intake.claim_and_publish((shared, id), device, pump, now, log)
+            });
+            if received > 0 && !quiet.count_published(before, pump, received) {
+                shared.work_event.notify_all();
+            }
+            received
         });
-        core::mem::swap(&mut pump.recycler, &mut self.recycler);
-        if received > 0 && !self.quiet.count_published(before, pump, received) {
-            shared.work_event.notify_all();
-        }
-        if shared.layout.autoscale && side.autoscaler.is_due(now) {
-            shared.autoscale(&mut side.autoscaler, now);
-        }
-        drop(side);
+        let Some(received) = received else {
+            return self.whole_turn(now);
+        };
         let end = self.log.poll();
         if received == 0 && self.has_done_share(end) {
             self.idle = self.idle.saturating_add(1);
@@ -96,44 +95,28 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// primary, and it is a batch by itself. Returns whether it applied it. As
     /// [`apply_at_once`](Self::apply_at_once), for one.
     fn apply_lone(&mut self) -> bool {
-        let (id, shared, log) = (self.id, &*self.shared, &self.log);
-        let seq = self.replica.position();
-        let Some(request) = log.get(seq) else {
-            return false;
-        };
-        let in_batch = request.in_batch;
-        let is_mine = in_batch.index | in_batch.left == 0 && usize::from(in_batch.primary) == id;
-        if !is_mine || shared.verdicts.get(seq).is_none() || shared.layout.confirm {
+        let is_alone = |in_batch: InBatch| in_batch.index | in_batch.left == 0;
+        if !self.next_at_once().is_some_and(is_alone) {
             return false;
         }
+        let (id, shared, log) = (self.id, &*self.shared, &self.log);
+        let seq = self.replica.position();
         let Ok(begun) = shared.records.begin(seq) else {
             return false;
         };
-        let mut executor = executor!(self, PendingEffects::NONE, &mut self.cursor);
+        let mut executor = Executor::new(id, shared, &mut self.share);
         executor.begun = Some(begun);
         let (replica, effects) = (&mut self.replica, &mut self.effects);
-        let (pending, in_hooks) = (&mut self.pending, &mut self.in_hooks);
-        let changed = &mut None;
-        let applying = || {
-            let change = |hooks: &mut T, effects: &mut Vec<_>| hooks.change_effects(seq, effects);
-            let hooks = (&mut *executor.hooks, &mut *in_hooks, { changed }, change);
-            apply(hooks, replica, (shared, log, seq), effects)
-        };
-        let (request, is_stored) = match catch_unwind(AssertUnwindSafe(applying)) {
+        let pending = &mut self.pending;
+        let change = |hooks: &mut T, effects: &mut Vec<_>| hooks.change_effects(seq, effects);
+        let applying = || apply(executor.share, replica, (shared, log, seq), effects, change);
+        let applied = match catch_unwind(AssertUnwindSafe(applying)) {
             Ok(Some(applied)) => applied,
             Ok(None) => return false,
-            Err(panic) => (
-                recover(panic, *in_hooks, replica, (log, seq), effects),
-                false,
-            ),
+            Err(panic) => recover(panic, executor.share, replica, (log, seq), effects),
         };
-        let posts = &shared.posts;
-        if posts.is_due(seq + 1) {
-            shared.post(id, seq + 1, replica.post((seq + 1) / posts.every()));
-        }
-        let frames = replica.frames().next;
-        let applied = Applied::new(request, effects.len() as u32, is_stored, frames);
-        let frames_end = executor.stats.frames + shared.layout.tuning.frame_chunk as u64;
+        shared.post_if_due((id, seq + 1), replica);
+        let frames_end = executor.share.stats.frames + shared.layout.tuning.frame_chunk as u64;
         executor.perform_at_once(applied, effects, pending, frames_end);
         drop(executor);
         self.log.advance_to(seq + 1);

@@ -10,6 +10,7 @@ use siphasher::sip::SipHasher13;
 use super::ReplicatedShared;
 use crate::log::effect::{Effect, EffectSink};
 use crate::log::request::{InBatch, Request};
+use crate::state::apply::ReplicaState;
 
 /// Bits of a piece's number that count effects within their request; the other bits count requests.
 const EFFECT_BITS: u32 = 22;
@@ -31,24 +32,27 @@ pub(crate) struct Applied {
     pub(crate) len: u32,
     pub(crate) seg_len: u32,
     pub(crate) payload_offset: u16,
+    /// Segments or datagrams.
+    pub(crate) count: u8,
     pub(crate) in_batch: InBatch,
-    /// Whether its payload is already stored in the receive ring, at the place that the pump
-    /// reserved.
+    /// Whether its payload is stored already, where bytes were reserved for it.
     pub(crate) is_stored: bool,
 }
 
 impl Applied {
+    /// A request that `replica` just applied, which has so many effects.
     #[inline]
-    pub(crate) fn new(request: &Request, effects: u32, is_stored: bool, frames: u64) -> Self {
+    pub(crate) fn new(request: &Request, effects: usize, replica: &ReplicaState) -> Self {
         let (seg_len, payload_offset) = request.layout();
         Applied {
-            frames,
-            effects,
+            frames: replica.frames().next,
+            effects: effects as u32,
             len: request.digest.len,
             seg_len,
             payload_offset: payload_offset as u16,
+            count: request.digest.count,
             in_batch: request.in_batch,
-            is_stored,
+            is_stored: false,
         }
     }
 }
@@ -60,6 +64,8 @@ pub(crate) struct PendingEffects {
     pub(crate) first: Seq,
     pub(crate) applied: VecDeque<Applied>,
     pub(crate) effects: VecDeque<Effect>,
+    /// How many effects were dropped, which is the number of the oldest one.
+    dropped: u64,
     /// All frames below are known to be built.
     pub(crate) built: u64,
     /// Effects of the request that is being applied.
@@ -85,15 +91,6 @@ impl EffectSink for PendingEffects {
 }
 
 impl PendingEffects {
-    /// No effects, for an executor of a request whose effects are not pending.
-    pub(crate) const NONE: &'static PendingEffects = &PendingEffects {
-        first: 0,
-        applied: VecDeque::new(),
-        effects: VecDeque::new(),
-        built: 0,
-        uncommitted: 0,
-    };
-
     /// No effects, from position `first` on.
     pub(crate) fn from(first: Seq) -> Self {
         PendingEffects {
@@ -102,12 +99,11 @@ impl PendingEffects {
         }
     }
 
-    /// Ends the request that was applied last: its effects are pending from now on. `is_stored`:
-    /// its payload is stored already. All frames so far are below `frames`.
-    pub(crate) fn commit(&mut self, request: &Request, is_stored: bool, frames: u64) {
-        let effects = core::mem::take(&mut self.uncommitted);
-        self.applied
-            .push_back(Applied::new(request, effects, is_stored, frames));
+    /// Ends the request that was applied last: its effects are pending from now on.
+    #[inline(always)]
+    pub(crate) fn commit(&mut self, applied: Applied) {
+        self.uncommitted = 0;
+        self.applied.push_back(applied);
     }
 
     /// Lets `change` change the effects of the request that is being applied.
@@ -117,6 +113,14 @@ impl PendingEffects {
         change(&mut effects);
         self.uncommitted = effects.len() as u32;
         self.effects.extend(effects);
+    }
+
+    /// Adds a request that was just applied, with its `effects`.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, applied: Applied, effects: &mut Vec<Effect>) {
+        self.effects.extend(effects.iter());
+        effects.clear();
+        self.applied.push_back(applied);
     }
 
     /// A hash of the effects of the newest request.
@@ -135,20 +139,37 @@ impl PendingEffects {
         self.first + self.applied.len() as u64
     }
 
+    /// The request at `seq`, if it is pending.
+    #[inline]
+    pub(crate) fn request(&self, seq: Seq) -> Option<&Applied> {
+        self.applied.get((seq - self.first) as usize)
+    }
+
+    /// The effect at `cursor`, which is before the end of its request.
+    #[inline]
+    pub(crate) fn effect(&self, cursor: &Cursor) -> &Effect {
+        &self.effects[(cursor.effect - self.dropped) as usize]
+    }
+
+    /// The number after the newest effect.
+    #[inline]
+    pub(crate) fn effects_end(&self) -> u64 {
+        self.dropped + self.effects.len() as u64
+    }
+
     /// Drops the oldest requests, below `below`, whose batches are done and whose frames are built,
-    /// by any worker. Returns how many effects they had.
-    pub(crate) fn forget(&mut self, below: Seq, shared: &ReplicatedShared) -> usize {
-        let before = self.effects.len();
+    /// by any worker.
+    pub(crate) fn forget(&mut self, below: Seq, shared: &ReplicatedShared) {
         while self.first < below
             && let Some(oldest) = self.applied.front()
             && shared.records.is_done(oldest.in_batch.first(self.first))
             && shared.world.tx.has_built(&mut self.built, oldest.frames)
         {
+            self.dropped += u64::from(oldest.effects);
             self.effects.drain(..oldest.effects as usize);
             self.applied.pop_front();
             self.first += 1;
         }
-        before - self.effects.len()
     }
 }
 
@@ -160,8 +181,8 @@ pub(crate) struct Cursor {
     pub(crate) number: u32,
     /// Frames of this effect that the cursor has passed.
     pub(crate) frame: u32,
-    /// Index of the effect among all pending effects.
-    pub(crate) effect: usize,
+    /// Number of the effect among all that ever were pending.
+    pub(crate) effect: u64,
 }
 
 impl Cursor {
@@ -169,6 +190,7 @@ impl Cursor {
     pub(crate) fn at_first(pending: &PendingEffects) -> Self {
         Cursor {
             seq: pending.first,
+            effect: pending.dropped,
             ..Cursor::default()
         }
     }
@@ -183,13 +205,14 @@ impl Cursor {
     #[inline]
     pub(crate) fn next_request(&mut self) {
         self.seq += 1;
-        self.number = 0;
+        (self.number, self.frame) = (0, 0);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Limits;
     use crate::log::request::{Body, ConnId};
     use crate::time::Instant;
 
@@ -207,7 +230,9 @@ mod tests {
         let mut pending = PendingEffects::from(7);
         pending.push(effect(0));
         pending.push(effect(1));
-        pending.commit(&Request::command(Instant::ZERO, 0, Body::None), false, 0);
+        let request = Request::command(Instant::ZERO, 0, Body::None);
+        let replica = ReplicaState::new(Limits::default());
+        pending.commit(Applied::new(&request, pending.mark(), &replica));
         assert_eq!((pending.end(), pending.mark()), (8, 0));
 
         (2..5).for_each(|index| pending.push(effect(index)));

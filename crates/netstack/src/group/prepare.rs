@@ -3,6 +3,7 @@
 
 use dominoes::{ReadBatch, Seq};
 
+use super::execute::Share;
 use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, ReplicatedShared};
 use crate::io::prepare::prepare_and_store;
@@ -10,11 +11,36 @@ use crate::io::{BatchRuns, RunFrames};
 use crate::log::request::{MAX_RUN, Request, Verdict};
 use crate::stats::EffectStats;
 
-/// A bit beside a verdict: the payload was stored while it was verified.
-pub(super) const STORED: Verdict = 1 << 61;
+/// A bit beside a verdict: the payload was stored while it was verified, where bytes were reserved.
+const STORED: Verdict = 1 << 61;
 const _: () = assert!(MAX_RUN <= 61);
 
 impl ReplicatedShared {
+    /// The verdict of the request at `seq`, once it is known, and whether its payload was stored
+    /// while it was verified.
+    #[inline(always)]
+    pub(super) fn verdict(&self, seq: Seq) -> Option<(Verdict, bool)> {
+        let found = self.verdicts.get(seq)?;
+        Some((found & !STORED, found & STORED != 0))
+    }
+
+    /// The verdict of a request, with [`STORED`] if its payload is stored now.
+    #[inline(always)]
+    pub(super) fn verify(
+        &self,
+        request: &Request,
+        run: &RunFrames,
+        stats: &mut EffectStats,
+    ) -> Verdict {
+        let (verdict, is_stored) = prepare_and_store(&self.world, request, run);
+        stats.prepared += 1;
+        if !is_stored {
+            return verdict;
+        }
+        stats.stored_ahead += u64::from(request.digest.len);
+        verdict | STORED
+    }
+
     /// Computes the verdict of the request at `seq`, unless it is known or another worker does.
     /// Returns whether it did. A verdict is computed once if payload is stored on the way;
     /// `on_begin` is called before.
@@ -38,23 +64,6 @@ impl ReplicatedShared {
         begun.set(self.verify(request, run, stats));
         true
     }
-
-    /// The verdict of a request, with [`STORED`] if its payload is stored now.
-    #[inline(always)]
-    pub(super) fn verify(
-        &self,
-        request: &Request,
-        run: &RunFrames,
-        stats: &mut EffectStats,
-    ) -> Verdict {
-        let (verdict, is_stored) = prepare_and_store(&self.world, request, run);
-        stats.prepared += 1;
-        if !is_stored {
-            return verdict;
-        }
-        stats.stored_ahead += u64::from(request.digest.len);
-        verdict | STORED
-    }
 }
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
@@ -66,12 +75,16 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             log,
             replica,
             prepared,
-            prepared_bytes,
-            recycler,
-            stats,
-            hooks,
+            share,
             ..
         } = self;
+        let Share {
+            prepared_bytes,
+            stats,
+            hooks,
+            recycler,
+            ..
+        } = share;
         let end = log.end();
         let mut done = 0;
         let mut reading: Option<ReadBatch<'_, BatchRuns>> = None;
@@ -125,10 +138,11 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             return false;
         };
         let done = reading.value().get(in_batch.index).is_some_and(|run| {
-            let on_begin = || self.hooks.before_preparing(seq);
-            (self.shared).prepare(seq, request, run, &mut self.stats, on_begin)
+            let Share { hooks, stats, .. } = &mut self.share;
+            let on_begin = || hooks.before_preparing(seq);
+            (self.shared).prepare(seq, request, run, stats, on_begin)
         });
-        self.recycler.put_read(Some(reading));
+        self.share.recycler.put_read(Some(reading));
         done
     }
 }

@@ -75,7 +75,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     #[inline]
     pub(crate) fn return_to_log(&mut self) {
         if core::mem::replace(&mut self.log_mode, LogMode::Logged) == LogMode::Solo {
-            let recycler = &mut self.recycler;
+            let recycler = &mut self.share.recycler;
             self.direct.reclaim(&mut |batch| recycler.put_batch(batch));
         }
     }
@@ -93,28 +93,22 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
 
     fn pump_solo(&mut self, now: Instant) -> usize {
         let queues = self.queues();
-        let shared = &*self.shared;
-        let Some(mut side) = shared.rx.try_take() else {
-            return 0;
-        };
-        let awaited = self.replica.awaited();
-        let pump = &mut side.pump;
-        core::mem::swap(&mut pump.recycler, &mut self.recycler);
-        let (mut done, mut unseen) = (0, shared.queues.len());
-        for queue in queues {
-            let Some(mut claimer) = shared.queues.try_take(queue) else {
-                continue;
-            };
-            unseen -= 1;
-            // Only the last queue shows whether the device is empty.
-            let about = (&mut *claimer, unseen == 0 && done == 0);
-            done += pump.turns(now, awaited, about, &mut self.direct);
-        }
-        core::mem::swap(&mut pump.recycler, &mut self.recycler);
-        if shared.layout.autoscale && side.autoscaler.is_due(now) {
-            shared.autoscale(&mut side.autoscaler, now);
-        }
-        done
+        let (shared, awaited) = (&*self.shared, self.replica.awaited());
+        let (direct, recycler) = (&mut self.direct, &mut self.share.recycler);
+        let done = shared.with_pump((self.id, now), recycler, None, |pump, _| {
+            let (mut done, mut unseen) = (0, shared.queues.len());
+            for queue in queues {
+                let Some(mut claimer) = shared.queues.try_take(queue) else {
+                    continue;
+                };
+                unseen -= 1;
+                // Only the last queue shows whether the device is empty.
+                let about = (&mut *claimer, unseen == 0 && done == 0);
+                done += pump.turns(now, awaited, about, direct);
+            }
+            done
+        });
+        done.unwrap_or(0)
     }
 
     /// Applies and performs the pump's requests. Returns 0, since the pump has counted them.
@@ -125,13 +119,13 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let requests = self.direct.work(
             &shared.world,
             &mut self.replica,
-            &mut self.headers,
-            &mut self.stats,
+            &mut self.share.headers,
+            &mut self.share.stats,
         );
         if requests > 0 {
             self.replica.continue_log_at(position);
-            self.stats.requests += requests as u64;
-            shared.slot_stats[self.id].post(&self.stats);
+            self.share.stats.requests += requests as u64;
+            shared.slot_stats[self.id].post(&self.share.stats);
         }
         0
     }

@@ -37,11 +37,10 @@
 
 use dominoes::{Seq, WorkState};
 
-use super::execute::{Executor, executor};
+use super::execute::Executor;
 use super::pending::{Applied, Cursor, PendingEffects, piece};
 use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, Layout, ReplicatedShared};
-use crate::io::tx::Owner;
 use crate::log::effect::Effect;
 use crate::time::Instant;
 
@@ -175,72 +174,73 @@ impl ReplicatedShared {
         };
         let owner = match self.records.is_done(oldest.in_batch.first(pending.first)) {
             true => self.world.tx.owner(pending.built),
-            false => Owner::Worker(oldest.in_batch.primary.into()),
+            false => Ok(oldest.in_batch.primary.into()),
         };
-        matches!(owner, Owner::Worker(id) if !self.membership.is_active(id))
+        matches!(owner, Ok(id) if !self.membership.is_active(id))
     }
 }
 
 impl<T: FaultHooks> Executor<'_, T> {
     /// Scans the pending effects below `limit`, and takes at most `most` pieces. The cursor must be
-    /// at the oldest request. Returns how many effects it performed and frames it built.
-    pub(crate) fn scan(&mut self, stragglers: &mut Stragglers, limit: Seq, most: usize) -> usize {
-        let pending = self.pending;
-        let mut done = 0;
+    /// at the oldest request.
+    fn scan(
+        &mut self,
+        pending: &PendingEffects,
+        stragglers: &mut Stragglers,
+        limit: Seq,
+        most: usize,
+    ) {
         // Whether what is left of the current batch is skipped.
         let mut skipped = false;
-        while self.cursor.seq < limit
-            && let Some(applied) = pending
-                .applied
-                .get((self.cursor.seq - pending.first) as usize)
+        while self.share.cursor.seq < limit
+            && let Some(applied) = pending.request(self.share.cursor.seq)
         {
-            let number = self.cursor.number;
+            let number = self.share.cursor.number;
             if number == applied.effects {
                 if applied.in_batch.left == 0 {
                     if self
-                        .steal_piece(stragglers, &mut skipped, applied, number)
+                        .steal_piece((pending, stragglers), &mut skipped, applied, number)
                         .is_ok()
                     {
                         self.finish_batch();
                     }
                     skipped = false;
                 }
-                self.cursor.next_request();
+                self.share.cursor.next_request();
                 continue;
             }
-            if done == most {
+            if self.done == most {
                 break;
             }
-            let effect = &pending.effects[self.cursor.effect];
+            let effect = pending.effect(&self.share.cursor);
             if let Some((first, count)) = effect.frames() {
-                while self.cursor.frame < count && done < most {
-                    done += self.steal_frame(stragglers, effect, (first, count));
+                while self.share.cursor.frame < count && self.done < most {
+                    self.steal_frame((pending, stragglers), effect, (first, count));
                 }
-                if self.cursor.frame < count {
+                if self.share.cursor.frame < count {
                     break;
                 }
             } else if self
-                .steal_piece(stragglers, &mut skipped, applied, number)
+                .steal_piece((pending, stragglers), &mut skipped, applied, number)
                 .is_ok()
             {
                 self.execute(applied, effect);
-                done += 1;
-                self.stats.stolen += u64::from(usize::from(applied.in_batch.primary) != self.id);
+                self.share.stats.stolen +=
+                    u64::from(usize::from(applied.in_batch.primary) != self.id);
             }
-            self.cursor.next_effect();
+            self.share.cursor.next_effect();
         }
-        done
     }
 
     /// As [`begin_piece`](Self::begin_piece), for a batch that is perhaps another worker's.
     fn steal_piece(
         &mut self,
-        stragglers: &mut Stragglers,
+        (pending, stragglers): (&PendingEffects, &mut Stragglers),
         skipped: &mut bool,
         applied: &Applied,
         number: u32,
     ) -> Result<(), WorkState> {
-        let (shared, seq) = (self.shared, self.cursor.seq);
+        let (shared, seq) = (self.shared, self.share.cursor.seq);
         if *skipped {
             return Err(WorkState::Begun);
         }
@@ -250,12 +250,10 @@ impl<T: FaultHooks> Executor<'_, T> {
         } else {
             let piece = piece(applied.in_batch.index, number);
             match shared.records.state(applied.in_batch.first(seq), piece) {
-                WorkState::Free
-                    if !stragglers.may_steal(shared, self.pending, self.id, owner, seq) =>
-                {
+                WorkState::Free if !stragglers.may_steal(shared, pending, self.id, owner, seq) => {
                     Err(WorkState::Begun)
                 }
-                WorkState::Free if self.hooks.steals_unbegun(seq) => Ok(()),
+                WorkState::Free if self.share.hooks.steals_unbegun(seq) => Ok(()),
                 WorkState::Free => self.begin_piece(applied, number),
                 state => Err(state),
             }
@@ -265,38 +263,36 @@ impl<T: FaultHooks> Executor<'_, T> {
     }
 
     /// Builds the cursor's frame, one of `count` from `first` on, if that is due now, and moves the
-    /// cursor past the frame, or past its whole chunk if nothing of that may be taken. Returns how
-    /// many frames were built.
+    /// cursor past the frame, or past its whole chunk if nothing of that may be taken.
     fn steal_frame(
         &mut self,
-        stragglers: &mut Stragglers,
+        (pending, stragglers): (&PendingEffects, &mut Stragglers),
         effect: &Effect,
         (first, count): (u64, u32),
-    ) -> usize {
-        let (shared, seq) = (self.shared, self.cursor.seq);
+    ) {
+        let (shared, seq) = (self.shared, self.share.cursor.seq);
         let tx = &shared.world.tx;
-        let frame = first + u64::from(self.cursor.frame);
+        let frame = first + u64::from(self.share.cursor.frame);
         let owner = tx.owner(frame);
         let found = match (tx.state(frame), owner) {
-            (WorkState::Free, Owner::Worker(owner))
-                if stragglers.may_steal(shared, self.pending, self.id, owner, seq) =>
+            (WorkState::Free, Ok(owner))
+                if stragglers.may_steal(shared, pending, self.id, owner, seq) =>
             {
                 self.build(effect, 1)
             }
             (WorkState::Free, _) => Err(WorkState::Begun),
             (state, _) => Err(state),
         };
-        let (built, behind) = match found {
+        let behind = match found {
             Ok(_) => {
-                self.stats.stolen += u64::from(owner != Owner::Worker(self.id));
-                (1, 1)
+                self.share.stats.stolen += u64::from(owner != Ok(self.id));
+                1
             }
-            Err(WorkState::Begun) => (0, tx.chunk_end(frame) - frame),
-            Err(_) => (0, 1),
+            Err(WorkState::Begun) => tx.chunk_end(frame) - frame,
+            Err(_) => 1,
         };
-        let rest = u64::from(count - self.cursor.frame);
-        self.cursor.frame += behind.min(rest) as u32;
-        built
+        let rest = u64::from(count - self.share.cursor.frame);
+        self.share.cursor.frame += behind.min(rest) as u32;
     }
 }
 
@@ -321,16 +317,21 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         }
         let stolen = self.scan(most);
         self.forget();
-        self.shared.slot_stats[self.id].post(&self.stats);
+        self.shared.slot_stats[self.id].post(&self.share.stats);
         stolen
     }
 
     #[cold]
     fn scan(&mut self, most: usize) -> usize {
         let limit = self.perform_limit();
-        let mut cursor = Cursor::at_first(&self.pending);
-        let mut executor = executor!(self, &self.pending, &mut cursor);
-        executor.scan(&mut self.stragglers, limit, most)
+        let own = self.share.cursor;
+        self.share.cursor = Cursor::at_first(&self.pending);
+        let mut executor = Executor::new(self.id, &self.shared, &mut self.share);
+        executor.scan(&self.pending, &mut self.stragglers, limit, most);
+        let done = executor.done;
+        drop(executor);
+        self.share.cursor = own;
+        done
     }
 
     /// Drops effects that are known to be done. Returns whether some applied requests are not yet
@@ -345,7 +346,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
 
     /// Drops pending effects before the cursor that are done.
     fn forget(&mut self) {
-        self.cursor.effect -= self.pending.forget(self.cursor.seq, &self.shared);
+        self.pending.forget(self.share.cursor.seq, &self.shared);
     }
 }
 

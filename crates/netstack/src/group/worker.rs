@@ -27,6 +27,7 @@ use dominoes::group::WorkerState;
 use dominoes::{Seq, Spin, Subscription};
 
 use super::aside::Quiet;
+use super::execute::Share;
 use super::intake::Intake;
 use super::pending::{Cursor, PendingEffects};
 use super::slots::Snapshot;
@@ -35,7 +36,6 @@ use super::steal::Stragglers;
 use crate::drive::coalescing::CoalescingDelay;
 use crate::drive::{self, CoreTime, TurnStep};
 use crate::group::{FaultHooks, ReplicatedShared};
-use crate::io::FrameRecycler;
 use crate::io::direct::DirectLog;
 use crate::io::perform::BuiltHeaders;
 use crate::io::record::{Entry, Recorder};
@@ -44,7 +44,7 @@ use crate::io::sleep::{Sleep, sleep_alone};
 use crate::log::effect::Effect;
 use crate::log::request::Request;
 use crate::state::apply::ReplicaState;
-use crate::stats::{EffectStats, PumpStats, WorkerStats};
+use crate::stats::{PumpStats, WorkerStats};
 use crate::time::{Duration, Instant};
 
 /// After this many turns in a row without work in [`process_log`](ReplicatedWorker::process_log), a
@@ -80,12 +80,7 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     pub(crate) unposted: Vec<(Seq, u64)>,
     /// Next request to consider for preparing.
     pub(super) prepared: Seq,
-    /// About how many payload bytes its own requests have that are prepared and not performed. When
-    /// this reaches `ahead_bytes`, the worker prepares no more of its own and claims no frames; it
-    /// parses and publishes only if a batch of any worker waits for that.
-    pub(super) prepared_bytes: usize,
-    /// How far its own share is performed.
-    pub(crate) cursor: Cursor,
+    pub(crate) share: Share<T>,
     /// Where the cursor was when it posted its counters.
     pub(super) posted_at: Seq,
     /// The latest time that it was given.
@@ -105,8 +100,6 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     pub(crate) log_mode: LogMode,
     /// Its state for working without the log.
     pub(crate) direct: DirectLog,
-    /// Used frames that this worker has still to return to the device.
-    pub(crate) recycler: Box<FrameRecycler>,
     /// The batch that it claimed and has not parsed, or has parsed and could not hand over yet.
     pub(crate) intake: Intake,
     /// How often it has looked at several queues.
@@ -114,13 +107,6 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     /// The time of the turn in which it looked at all queues of the device and found no frame;
     /// [`Instant::NEVER`] if its latest look found one.
     pub(crate) device_empty_at: Instant,
-    /// Headers of the frames built last, for the next ones that have the same.
-    pub(crate) headers: BuiltHeaders,
-    /// Faults of a test. `T::ACTIVE`: the worker has fault hooks.
-    pub(super) hooks: T,
-    /// Whether `hooks` is changing the effects of a request.
-    pub(super) in_hooks: bool,
-    pub(crate) stats: EffectStats,
 }
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
@@ -148,12 +134,19 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             confirmed: replica.position(),
             joined_from: WorkerState::Active,
             unposted: Vec::new(),
-            cursor: Cursor::at_first(&pending),
+            share: Share {
+                cursor: Cursor::at_first(&pending),
+                prepared_bytes: 0,
+                headers: BuiltHeaders::default(),
+                stats,
+                hooks,
+                in_hooks: false,
+                recycler: Box::default(),
+            },
             replica,
             pending,
             effects: Vec::new(),
             state: WorkerState::Active,
-            prepared_bytes: 0,
             posted_at: 0,
             unsent_since: Instant::ZERO,
             sent_then: 0,
@@ -163,14 +156,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             quiet: Quiet::default(),
             log_mode: LogMode::Logged,
             direct: DirectLog::default(),
-            recycler: Box::default(),
             intake: Intake::new(),
             claims: 0,
             device_empty_at: Instant::NEVER,
-            hooks,
-            in_hooks: false,
-            headers: BuiltHeaders::default(),
-            stats,
         }
     }
 
@@ -180,7 +168,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         // A lone request is often prepared before it is published.
         let from = self.replica.position();
         let is_prepared = from + 1 == end && self.shared.verdicts.get(from).is_some();
-        let mut done = match is_prepared && self.cursor.seq == from {
+        let mut done = match is_prepared && self.share.cursor.seq == from {
             true => 0,
             false => self.prepare_mine(),
         };
@@ -203,7 +191,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Whether it has applied all requests below `end`, and performed its share of them.
     #[inline]
     pub(super) fn has_done_share(&self, end: Seq) -> bool {
-        self.replica.position() == end && self.cursor.seq == end
+        self.replica.position() == end && self.share.cursor.seq == end
     }
 
     /// Sends frames, to the end of the chunk of the next one; all if it is `idle`, if frames wait
@@ -425,7 +413,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
         self.shared.membership.is_notified(self.id)
             || self.shared.batches.is_any_waiting()
             || self.has_requests()
-            || self.cursor.seq < self.pending.end() && !self.stragglers.blocked
+            || self.share.cursor.seq < self.pending.end() && !self.stragglers.blocked
             || self.shared.world.has_units()
             || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
     }
@@ -457,7 +445,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
     fn stats(&self) -> WorkerStats {
         WorkerStats {
             applied: self.replica.stats().requests,
-            effects: self.stats,
+            effects: self.share.stats,
             ..WorkerStats::default()
         }
     }
@@ -555,19 +543,18 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
 
     fn replay(&mut self, entry: &Entry) -> bool {
         self.return_to_log();
-        let shared = Arc::clone(&self.shared);
-        let Some(mut side) = shared.rx.try_take() else {
-            return false;
-        };
-        let run = entry.prepare_world(&shared.world);
+        let shared = &*self.shared;
         let active = shared.membership.active();
         let index = u32::from(entry.request.in_batch.primary) % active.count_ones().max(1);
         let id = (0..64)
             .filter(|id| active >> id & 1 == 1)
             .nth(index as usize);
-        let (_, mut log) = side.parts(&shared, id.unwrap_or(0));
-        log.publish(&entry.request, entry.verdict, run);
-        true
+        let by = (id.unwrap_or(0), self.now);
+        let published = shared.with_pump(by, &mut self.share.recycler, None, |_, log| {
+            let run = entry.prepare_world(&shared.world);
+            log.publish(&entry.request, entry.verdict, run);
+        });
+        published.is_some()
     }
 
     fn take_recorder(&mut self) -> Option<Recorder> {
@@ -586,7 +573,7 @@ impl<T: FaultHooks> core::fmt::Debug for ReplicatedWorker<T> {
             .field("state", &self.state)
             .field("published", &self.log.end())
             .field("applied", &self.replica.position())
-            .field("performed", &self.cursor.seq)
+            .field("performed", &self.share.cursor.seq)
             .field("pending_from", &self.pending.first)
             .field("frames", &self.replica.frames().next)
             .field("room", &self.replica.frames().room())

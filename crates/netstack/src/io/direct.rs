@@ -237,7 +237,7 @@ impl Requests<RequestEffects> for Performing<'_> {
         self.applied += 1;
         if let Some(deliver) = &asked.first {
             let entry = self.entry;
-            let (layout, run) = (entry.request.layout(), (&entry.run, true));
+            let (layout, run) = (entry.request.layout(), (&entry.run, entry.run.reserved));
             perform::deliver(self.world, deliver, layout, run, self.stats);
             self.wakes.add(deliver.conn);
             asked.first = None;
@@ -265,7 +265,7 @@ impl Performing<'_> {
         perform::all(
             self.world,
             &*effects,
-            (&entry.request, &entry.run, true),
+            (&entry.request, &entry.run, entry.run.reserved),
             self.headers,
             self.stats,
             &mut self.wakes,

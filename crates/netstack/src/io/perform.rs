@@ -7,6 +7,8 @@
 mod datagrams;
 mod frames;
 
+use core::num::NonZeroU64;
+
 use crate::error::SocketError;
 use crate::io::RunFrames;
 use crate::io::accept::Ready;
@@ -22,12 +24,12 @@ pub(crate) use frames::{BuiltHeaders, build, build_bare, build_in};
 #[cfg(feature = "testkit")]
 pub(crate) use {datagrams::fill_datagram, frames::fill};
 
-/// Performs all effects of a request that has the frames `run`. `is_stored`: see [`deliver`].
+/// Performs all effects of a request that has the frames `run`. `stored_at`: see [`deliver`].
 #[inline]
 pub(crate) fn all<'a>(
     world: &World,
     effects: impl IntoIterator<Item = &'a Effect>,
-    (request, run, is_stored): (&Request, &RunFrames, bool),
+    (request, run, stored_at): (&Request, &RunFrames, Option<NonZeroU64>),
     headers: &mut BuiltHeaders,
     stats: &mut EffectStats,
     wakes: &mut Wakes<'_>,
@@ -43,7 +45,7 @@ pub(crate) fn all<'a>(
                 }
             }
             other => {
-                let about = (request.layout(), Some(run), is_stored);
+                let about = (request.layout(), Some(run), stored_at);
                 one(world, other, about, stats, wakes);
             }
         }
@@ -51,18 +53,18 @@ pub(crate) fn all<'a>(
 }
 
 /// Performs an effect that transmits nothing, of a request with the frames `run`, which are known
-/// unless its batch is done, and are as in [`Request::layout`]. `is_stored`: see [`deliver`].
+/// unless its batch is done, and are as in [`Request::layout`]. `stored_at`: see [`deliver`].
 #[inline(always)]
 pub(crate) fn one(
     world: &World,
     effect: &Effect,
-    (layout, run, is_stored): ((u32, usize), Option<&RunFrames>, bool),
+    (layout, run, stored_at): ((u32, usize), Option<&RunFrames>, Option<NonZeroU64>),
     stats: &mut EffectStats,
     wakes: &mut Wakes<'_>,
 ) {
     match (effect, run) {
         (Effect::Deliver(piece), Some(run)) => {
-            deliver(world, piece, layout, (run, is_stored), stats);
+            deliver(world, piece, layout, (run, stored_at), stats);
         }
         (Effect::Queue(datagrams), Some(run)) => queue(world, datagrams, run, stats),
         (Effect::Deliver(_) | Effect::Queue(_), None) => stats.diverged += 1,
@@ -72,13 +74,13 @@ pub(crate) fn one(
 }
 
 /// Copies the range that `deliver` names out of `run`, whose frames are as in [`Request::layout`],
-/// unless the payload was stored while it was verified (`is_stored`).
+/// unless the payload was stored there while it was verified: at offset `stored_at` of the stream.
 #[inline(always)]
 pub(crate) fn deliver(
     world: &World,
     deliver: &Deliver,
     layout: (u32, usize),
-    (run, is_stored): (&RunFrames, bool),
+    (run, stored_at): (&RunFrames, Option<NonZeroU64>),
     stats: &mut EffectStats,
 ) {
     let Some(stream) = world.streams.get(deliver.conn) else {
@@ -88,8 +90,7 @@ pub(crate) fn deliver(
     let place = deliver
         .stream_offset
         .wrapping_sub(u64::from(deliver.run_offset));
-    // A run that is in the ring already needs no copy.
-    if !(is_stored && run.lies_at(place)) {
+    if stored_at.map(NonZeroU64::get) != Some(place) {
         stream.set_first_sequence(run.seq - place as u32);
         let is_one_piece = run.len() == 1 && deliver.run_offset == 0;
         let whole = is_one_piece.then(|| {

@@ -171,12 +171,6 @@ impl RunFrames {
         self.batch.as_ref().map_or(&[], |batch| &batch[..])
     }
 
-    /// Whether the payload was stored at offset `place` of the receive stream, if it was stored.
-    #[inline(always)]
-    pub(crate) fn lies_at(&self, place: u64) -> bool {
-        self.reserved.is_some_and(|own| own.get() == place)
-    }
-
     /// Becomes `run`, field by field: a copy as a whole would pass through the stack.
     #[inline(always)]
     pub(crate) fn set(&mut self, run: RunFrames) {

@@ -112,17 +112,6 @@ struct Chunk {
     ready: AtomicU64,
 }
 
-/// The worker that does a piece of work unless it is late.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Owner {
-    /// This worker.
-    Worker(usize),
-    /// None yet.
-    Unassigned,
-    /// The work is long done.
-    Done,
-}
-
 #[derive(Clone, Copy, Default)]
 struct Built {
     /// Bytes that the slot holds, headers included.
@@ -267,23 +256,26 @@ impl TxRing {
         frame >> self.chunk_shift
     }
 
-    /// The owner of the chunk of frame `frame`.
+    /// The owner of the chunk of frame `frame`: the worker that builds it unless it is late.
+    ///
+    /// # Errors
+    /// [`WorkState::Free`] if it has none yet, [`WorkState::Done`] if all of it left long ago.
     #[inline(always)]
-    pub(crate) fn owner(&self, frame: u64) -> Owner {
+    pub(crate) fn owner(&self, frame: u64) -> Result<usize, WorkState> {
         let found = self.chunk(frame).begun.load(Ordering::Relaxed);
         match compare_lap(found, self.lap(frame)) {
-            cmp::Ordering::Greater => Owner::Done,
-            cmp::Ordering::Less => Owner::Unassigned,
+            cmp::Ordering::Greater => Err(WorkState::Done),
+            cmp::Ordering::Less => Err(WorkState::Free),
             cmp::Ordering::Equal => match (found >> OWNER_SHIFT) as u8 {
-                0 => Owner::Unassigned,
-                owner => Owner::Worker(usize::from(owner) - 1),
+                0 => Err(WorkState::Free),
+                owner => Ok(usize::from(owner) - 1),
             },
         }
     }
 
-    /// Makes `worker` the owner of the chunk of frame `frame`, unless it has one. Returns the
-    /// owner; of a chunk that is not due, `worker`, which finds that out when it begins.
-    pub(crate) fn assign(&self, frame: u64, worker: usize) -> Owner {
+    /// Makes `worker` the owner of the chunk of frame `frame`, unless it has one. Returns as
+    /// [`owner`](Self::owner); of a chunk that is not due, `worker`, which finds that out when it begins.
+    pub(crate) fn assign(&self, frame: u64, worker: usize) -> Result<usize, WorkState> {
         let owner = (worker as u64 + 1) << OWNER_SHIFT;
         debug_assert!(
             owner < 1 << LAP_SHIFT,
@@ -297,7 +289,7 @@ impl TxRing {
         // ORDERING: Relaxed: an owner publishes nothing; whoever builds begins with Acquire.
         let _ = begun.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         match self.owner(frame) {
-            Owner::Unassigned => Owner::Worker(worker),
+            Err(WorkState::Free) => Ok(worker),
             owner => owner,
         }
     }

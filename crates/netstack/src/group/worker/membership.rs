@@ -40,9 +40,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             pending,
         } = snapshot;
         self.stragglers = Stragglers::new(self.shared.layout.slot_count());
-        self.cursor = Cursor::at_first(&pending);
+        self.share.cursor = Cursor::at_first(&pending);
         self.unposted.clear();
-        self.prepared_bytes = 0;
+        self.share.prepared_bytes = 0;
         (self.unsent_since, self.sent_then) = (Instant::ZERO, 0);
         (self.replica, self.log, self.pending) = (replica, log, pending);
         self.state = WorkerState::JoinCheck;
@@ -68,7 +68,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.shared.activate(self.id, self.replica.position());
         self.prepared = self.replica.position();
         self.confirmed = self.replica.position();
-        self.cursor = Cursor::at_first(&self.pending);
+        self.share.cursor = Cursor::at_first(&self.pending);
         self.unposted = Vec::new();
         self.state = WorkerState::Active;
     }
@@ -119,7 +119,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             WorkerState::Active | WorkerState::Leaving(_) | WorkerState::Diverged(_) => {}
         }
         if let WorkerState::Leaving(end) = self.state
-            && self.cursor.seq >= end
+            && self.share.cursor.seq >= end
         {
             if shared.membership.try_leave(self.id) {
                 if shared.membership.take_park_request(self.id) {
@@ -141,7 +141,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
 
     /// Gives up its replica, and keeps its replica slot. Its share is performed.
     fn park(&mut self) {
-        self.intake.abandon(&mut self.recycler);
+        self.intake.abandon(&mut self.share.recycler);
         self.put_back();
         self.shared.release_slot(self.id, WorkerState::Parked);
         self.restart_from(Snapshot::none(self.shared.world.limits));

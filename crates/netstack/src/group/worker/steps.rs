@@ -34,6 +34,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
 
     /// Performs all effects whose primary this worker is. Returns how many.
     pub fn perform_all(&mut self) -> usize {
-        self.perform_mine(u32::MAX, usize::MAX).0
+        self.perform_mine(u32::MAX, usize::MAX)
     }
 }

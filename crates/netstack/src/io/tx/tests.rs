@@ -146,17 +146,17 @@ fn a_chunk_has_the_first_owner_that_was_named_until_all_of_it_has_left() {
     let (ring, mut transmitter) = TxRing::with_chunks(8, (64, 0), 4, None);
     for lap in 0..3 {
         let at = 8 * lap;
-        assert_eq!(ring.owner(at + 3), Owner::Unassigned);
+        assert_eq!(ring.owner(at + 3), Err(WorkState::Free));
         drop(ring.begin(at, 2).unwrap());
-        assert_eq!(ring.assign(at + 3, 55), Owner::Worker(55));
+        assert_eq!(ring.assign(at + 3, 55), Ok(55));
         build_range(&ring, at..at + 4);
-        assert_eq!(ring.assign(at, 0), Owner::Worker(55));
-        assert_eq!(ring.assign(at + 8, 7), Owner::Worker(7), "it is not due");
-        assert_eq!(ring.owner(at + 8), Owner::Unassigned);
+        assert_eq!(ring.assign(at, 0), Ok(55));
+        assert_eq!(ring.assign(at + 8, 7), Ok(7), "it is not due");
+        assert_eq!(ring.owner(at + 8), Err(WorkState::Free));
         build_range(&ring, at + 4..at + 8);
         assert_eq!(send_all(&mut transmitter).len(), 8);
-        assert_eq!(ring.owner(at + 1), Owner::Done);
-        assert_eq!(ring.assign(at + 1, 3), Owner::Done);
+        assert_eq!(ring.owner(at + 1), Err(WorkState::Done));
+        assert_eq!(ring.assign(at + 1, 3), Err(WorkState::Done));
     }
 }
 

@@ -393,7 +393,7 @@ fn deliver(
 ) {
     for effect in effects {
         if matches!(effect, Effect::Deliver(_) | Effect::Queue(_)) {
-            perform::one(world, effect, (layout, Some(run), false), stats, wakes);
+            perform::one(world, effect, (layout, Some(run), None), stats, wakes);
         }
     }
 }
