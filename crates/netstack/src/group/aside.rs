@@ -4,7 +4,7 @@
 //! core of the other worker, and a request and its answer change cores where it happens. So a
 //! worker that has had no share of the work for some turns stays aside while the worker that claimed
 //! the latest frames keeps finding the device empty. It does not look for more, and it naps: it
-//! leaves the log alone, too, until it asks that worker again. Its thread may sleep meanwhile: the
+//! leaves the log alone, too, until it lags by a 16th of it. Its thread may sleep meanwhile: the
 //! other one does lone requests whole, and wakes it for work that two cores can share, or when it
 //! has not applied a quarter of the log. Asleep, it still asks every
 //! [`RECHECK`](crate::io::sleep::RECHECK) whether that worker is late or gone.
@@ -23,6 +23,8 @@ use crate::time::{Duration, Instant};
 const QUIET_TURNS: u32 = 16;
 /// How long a worker stays aside after the last claimer has found the device empty.
 const LOOK_AFTER: Duration = Duration::from_micros(20);
+/// The longest time without a look at the log, if few requests come meanwhile.
+const LATEST_LOOK: Duration = Duration::from_micros(200);
 /// A request with more than [`LONE_BYTES`], a batch with more segments or a turn with more than
 /// [`LONE_FRAMES`] and than requests is load.
 const LONE_SEGMENTS: u8 = 1;
@@ -42,6 +44,8 @@ pub(super) struct Quiet {
     requests: Seq,
     /// When it next asks whether the last claimer has time.
     ask_at: Instant,
+    /// When it looks at the log, at the latest.
+    look_at: Instant,
     /// Whether it stays aside in this turn.
     pub(super) is_aside: bool,
     /// Whether it naps in this turn.
@@ -130,12 +134,33 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     pub(super) fn begin_quiet(&mut self, now: Option<Instant>) {
         let asks_at = self.quiet.ask_at;
         let is_aside = now.is_some_and(|now| self.stays_aside(now));
-        let quiet = &mut self.quiet;
-        (quiet.is_aside, quiet.naps) = (is_aside, false);
-        if let Some(now) = now {
-            quiet.naps = is_aside && quiet.ask_at == asks_at && quiet.now < now;
-            quiet.now = now;
+        (self.quiet.is_aside, self.quiet.naps) = (is_aside, false);
+        let Some(now) = now else {
+            return;
+        };
+        if is_aside && self.quiet.now < now {
+            self.quiet.naps = self.quiet.ask_at == asks_at || self.naps_on(now);
         }
+        self.quiet.now = now;
+    }
+
+    /// Whether this worker, which has just asked, naps on. It looks at the log when it lags by a 16th
+    /// of that: each look takes lines of the cache from the worker that publishes, and delays whatever
+    /// else its thread does. It naps only until it next asks if it owns the frames that are numbered
+    /// next, since others leave them to it for a while.
+    #[cold]
+    fn naps_on(&mut self, now: Instant) -> bool {
+        let lag = self.lag();
+        // Without requests, all workers that stay aside find nothing in the same turn.
+        if now < self.quiet.look_at && lag > 0 && lag <= self.may_lag() / 4 {
+            return true;
+        }
+        let owner = self.shared.world.tx.owner(self.replica.frames().next);
+        self.quiet.look_at = match owner == Ok(self.id) {
+            true => Instant::ZERO,
+            false => now + LATEST_LOOK,
+        };
+        false
     }
 
     /// Whether there are requests for which a thread that wants to sleep must stay awake.
@@ -330,6 +355,7 @@ mod tests {
         let from = fixture.workers[0].replica.position();
         for _ in 0..1000 {
             fixture.exchange(Fixture::turns);
+            fixture.now += Duration::from_micros(5);
         }
         let requests = fixture.workers[0].replica.position() - from;
         let quarter = fixture.workers[0].may_lag();
@@ -337,12 +363,9 @@ mod tests {
         // Its arrival and its answer: nothing waits for the count of sent frames.
         assert!((2000..2010).contains(&requests), "{requests}");
         assert!(woken <= requests / quarter + 1, "{woken}");
-        let asked = (fixture.now.as_nanos() - begun) / LOOK_AFTER.as_nanos();
-        assert!(
-            fixture.looks <= 2 * asked + 2,
-            "{} of {asked}",
-            fixture.looks
-        );
+        let looks =
+            4 * requests / quarter + (fixture.now.as_nanos() - begun) / LATEST_LOOK.as_nanos();
+        assert!(fixture.looks <= looks + 2, "{} of {looks}", fixture.looks);
         assert!(fixture.workers[1].is_aside());
         assert!(fixture.workers[0].expects_lone());
     }
