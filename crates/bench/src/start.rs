@@ -28,7 +28,11 @@ pub fn main<O: clap::Parser, E: Display>(
         return ExitCode::SUCCESS;
     }
     go_back();
-    let options = match O::try_parse_from([OsString::from(name)].into_iter().chain(arguments)) {
+    let words = [OsString::from(name)].into_iter().chain(arguments);
+    let matches = O::command()
+        .after_help(head(name))
+        .try_get_matches_from(words);
+    let options = match matches.and_then(|mut matches| O::from_arg_matches_mut(&mut matches)) {
         Ok(options) => options,
         Err(error) => error.exit(),
     };
@@ -39,6 +43,16 @@ pub fn main<O: clap::Parser, E: Display>(
             ExitCode::FAILURE
         }
     }
+}
+
+/// The text at the head of the target's file: what it measures, and what its options do.
+fn head(name: &str) -> String {
+    let path = format!("{}/benches/{name}.rs", env!("CARGO_MANIFEST_DIR"));
+    let source = std::fs::read_to_string(path).unwrap_or_default();
+    let lines = source.lines().map_while(|line| line.strip_prefix("//!"));
+    lines
+        .map(|line| format!("{}\n", line.trim_start()))
+        .collect()
 }
 
 /// The entry of a bench target that needs Linux: its module `run` has it.

@@ -61,7 +61,7 @@ impl<T> TryLock<T> {
         {
             Ok(_) => Some(TryLockGuard {
                 lock: self,
-                _not_sync: std::marker::PhantomData,
+                _lends: std::marker::PhantomData,
             }),
             Err(_) => None,
         }
@@ -92,7 +92,7 @@ impl<T: Default> Default for TryLock<T> {
     }
 }
 
-/// Access to the value of an [`TryLock`]. Threads may share a guard only if they may share the
+/// Access to the value of a [`TryLock`]. Threads may share a guard only if they may share the
 /// value:
 ///
 /// ```compile_fail,E0277
@@ -102,7 +102,7 @@ impl<T: Default> Default for TryLock<T> {
 pub struct TryLockGuard<'a, T> {
     lock: &'a TryLock<T>,
     /// A guard lends `&T` like a `&mut T` would, so it is `Sync` and `Send` exactly when that is.
-    _not_sync: std::marker::PhantomData<&'a mut T>,
+    _lends: std::marker::PhantomData<&'a mut T>,
 }
 
 impl<T> Deref for TryLockGuard<'_, T> {

@@ -67,8 +67,8 @@ pub(crate) struct Parsed {
     worker: u8,
     /// Whether another worker claimed it.
     is_helped: bool,
-    /// The first `count` are runs of segments that are not published; the rest is written anew, in
-    /// slot.
+    /// The first `count` are runs of segments that are not published; the rest is overwritten, in
+    /// place.
     parsed: Vec<ParsedRun>,
     count: usize,
     /// The frames of each run that is not published.

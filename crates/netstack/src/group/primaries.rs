@@ -14,8 +14,9 @@ use crate::log::effect::Effect;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Primaries {
-    /// The worker that claimed and parsed the batch: it has the frames' headers in its cache. A
-    /// worker with nothing else to do claims the next batch, so the work goes to a free worker.
+    /// The worker that parsed the batch: it has the frames' headers in its cache. A worker with
+    /// nothing else to do claims and parses the next one, so the work goes to a free worker. If it
+    /// leaves the group meanwhile, the worker that publishes the batch.
     /// Commands belong to the worker that published them. Chunks of frames belong to the worker
     /// that asks first, with one compare-and-swap each: one that has applied what numbers
     /// them and has nothing else to build. If that is a lone request, which asks for one frame or
@@ -24,8 +25,8 @@ pub enum Primaries {
     ByPublisher,
     /// Batches, and chunks of frames, in turn.
     ByPosition,
-    /// Batches, to the worker that comes to them first: the one that publishes them. Chunks of
-    /// frames, to the worker that asks first, with one compare-and-swap each.
+    /// Batches, to the worker that publishes them, whoever parsed them: it comes to them first.
+    /// Chunks of frames, to the worker that asks first, with one compare-and-swap each.
     Greedy,
     /// Batches in which any segment has payload, and chunks whose first frame has some, to the
     /// lower half of the workers; acknowledgments and everything else to the upper half.

@@ -40,7 +40,7 @@ impl Recorder {
 pub struct Entry {
     /// The request as published.
     pub request: Request,
-    /// The verdict, if the device verified the frames.
+    /// The verdict, if the device or the parser verified the frames.
     pub verdict: Option<Verdict>,
     /// The frames of its run.
     pub frames: Vec<Vec<u8>>,

@@ -98,7 +98,7 @@ impl Indices {
     }
 }
 
-/// The frames of a run, in order; none for other requests.
+/// The frames of a run or of datagrams, in order; none for acknowledgments and other requests.
 #[derive(Debug, Default)]
 pub(crate) struct RunFrames {
     batch: Option<ClaimedFrames>,

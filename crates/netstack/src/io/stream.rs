@@ -34,10 +34,10 @@
 //! that no earlier request of the log can have named or stored: those at `published_end`. (Bytes
 //! after a gap could be reserved as well, but `apply` may refuse them, and a page would be touched
 //! for nothing.) `published_end` is never below the end of any published run, up to the edge of
-//! what `apply` accepts. It starts at `app_read + length` of the moment when the pump first knew
-//! the connection, so all bytes of earlier runs are below it. The worker that determines the
-//! verdict of such a run makes the copy; it has begun the verdict, so no other worker does
-//! ([`dominoes::Verdicts::begin`]). Later requests may be given the same bytes, because a checksum
+//! what `apply` accepts. It starts at `app_read + length` of the first run for which the pump
+//! reserves, so all bytes of earlier runs are below it. The worker that determines the
+//! verdict of such a run makes the copy; no other does: it has begun the verdict
+//! ([`dominoes::Verdicts::begin`]), or it is the pump, before it publishes the run. Later requests may be given the same bytes, because a checksum
 //! was wrong or the run was outside its window. They are applied after the run, whose verdict
 //! exists only when its copy is complete.
 //!

@@ -350,7 +350,8 @@ impl TxRing {
     /// end of the chunk.
     ///
     /// # Errors
-    /// The state of frame `first`: [`WorkState::Free`] if its slot still has an earlier frame.
+    /// The state of frame `first`. [`WorkState::Free`]: nobody may begin it yet, since its slot still
+    /// has an earlier frame.
     #[inline(always)]
     pub(crate) fn begin(&self, first: u64, most: u32) -> Result<BegunFrames<'_>, WorkState> {
         debug_assert!(most > 0, "no frame is begun");

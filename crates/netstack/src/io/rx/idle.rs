@@ -22,8 +22,8 @@
 //!
 //! # Why no byte is lost
 //! - *Primaries.* Only work on a run of the connection stores into the receive ring, or stamps: a
-//!   worker that stores payload ahead has begun the verdict of a request that is not performed, and
-//!   a worker that delivers has begun its batch. Every run published before the watch is
+//!   worker that stores payload ahead has begun the verdict of a request that is not performed, or is
+//!   the pump and publishes the request in the same turn, and a worker that delivers has begun its batch. Every run published before the watch is
 //!   performed, so no such work is under way, not even on a thread that has lost its core.
 //!   [`RxPump::reap`] relies on the same rule to reuse the place of a closed connection. A run
 //!   published later would have ended the watch, and only the pump, which runs this, publishes.

@@ -102,7 +102,7 @@ impl<'a> StreamRef<'a> {
 
     /// Reserves bytes of the ring for the payload of a run before the run is applied, if possible:
     /// `len` bytes from `seq` on. `app_read` is the application's cursor. Only the pump may call
-    /// this, once for every run that it publishes. The worker that determines the verdict of the
+    /// this, once for every run with payload that it publishes for this stream. The worker that determines the verdict of the
     /// run stores the payload with [`StreamRef::store_ahead`] before the verdict; no other thread
     /// does.
     #[inline]
@@ -141,8 +141,9 @@ impl<'a> StreamRef<'a> {
         len: u32,
         fill: impl FnOnce(&mut [u8]) -> R,
     ) -> R {
-        // SAFETY: `reserve` gave these bytes to one run, and only the thread that has begun the
-        // verdict of that run, or owns the state alone, calls this (docs of `stream.rs`).
+        // SAFETY: `reserve` gave these bytes to one run. Only one thread calls this for it: the one
+        // that has begun its verdict, the pump before it publishes the run, or the one that owns
+        // the state alone (docs of `stream.rs`).
         unsafe {
             self.incoming()
                 .ring

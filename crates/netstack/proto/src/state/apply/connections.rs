@@ -49,11 +49,11 @@ impl Fields for Place {
         } = self;
         generation.visit("place.generation", each);
         each("place.open", u64::from(tcb.is_some()));
-        listener_port.visit("place.parent", each);
+        listener_port.visit("place.listener_port", each);
         held.visit("place.held", each);
         waits_for_turn.visit("place.waits_for_turn", each);
         waits_for_sent.visit("place.waits_for_sent", each);
-        in_time_wait.visit("place.waits_out", each);
+        in_time_wait.visit("place.in_time_wait", each);
         armed.visit("place.armed", each);
         if let Some(tcb) = tcb {
             tcb.visit(name, each);
@@ -76,11 +76,11 @@ impl Fields for Place {
         if tcb.is_some() && flip.within("place.open", 1).is_some() {
             *tcb = None;
         }
-        listener_port.flip("place.parent", flip);
+        listener_port.flip("place.listener_port", flip);
         held.flip("place.held", flip);
         waits_for_turn.flip("place.waits_for_turn", flip);
         waits_for_sent.flip("place.waits_for_sent", flip);
-        in_time_wait.flip("place.waits_out", flip);
+        in_time_wait.flip("place.in_time_wait", flip);
         armed.flip("place.armed", flip);
         if let Some(tcb) = tcb {
             Fields::flip(tcb, name, flip);
