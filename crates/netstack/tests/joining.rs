@@ -4,11 +4,14 @@
 //! Each worker has its own core in virtual time. Each byte performed, each request applied and each
 //! snapshot given keeps the core busy for a fixed time. The peer and the applications cost nothing.
 
+use std::cell::Cell;
+
 use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_netstack::group::{Layout, ReplicatedGroup};
-use dominoes_netstack::time::Instant;
+use dominoes_netstack::group::{FaultHooks, Layout, ReplicatedGroup};
+use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{Worker as _, single::Single};
 use dominoes_proto::log::effect::Effect;
+use dominoes_proto::state::apply::ReplicaState;
 
 use crate::support::{Ends, setup};
 
@@ -157,4 +160,82 @@ fn a_worker_that_joins_under_full_load_holds_it_up_for_less_than_50_ms() {
         assert!(10 * after > 11 * before, "{before} bytes, and {after}");
         fixture.group.compare().unwrap();
     }
+}
+
+thread_local! {
+    /// Whether the next request that a worker of this thread applies finds a corrupt state.
+    static CORRUPTS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Makes the next measurement of a round trip overflow, which panics in the code of the connection.
+struct Corrupts;
+
+impl FaultHooks for Corrupts {
+    const ACTIVE: bool = true;
+
+    fn change_state(&mut self, _seq: u64, replica: &mut ReplicaState) {
+        if !CORRUPTS.take() {
+            return;
+        }
+        let index = replica.connections().next().map(|(conn, _)| conn.index);
+        let index = index.expect("the connection is open");
+        let is_srtt = |bit: &u32| {
+            let name = replica.clone().flip(index, *bit);
+            name.is_some_and(|name| name.ends_with("srtt"))
+        };
+        let highest = (0..replica.bits(index)).rfind(is_srtt);
+        replica.flip(index, highest.expect("a field of this name"));
+    }
+}
+
+#[test]
+fn a_worker_that_joins_survives_a_state_in_which_a_connection_panics_and_gets_another() {
+    let (left, right) = memory::pair(MemoryConfig::default());
+    let mut layout = Layout::default();
+    (layout.replicas, layout.replica_slots) = (3, 4);
+    let group = ReplicatedGroup::with_fault_hooks(setup(2), layout, Box::new(left), |_| Corrupts);
+    let (mut group, mut now) = (group.unwrap(), Instant::ZERO);
+    let mut peer = Single::new(setup(1), Box::new(right)).unwrap();
+    let (ours, theirs) = (group.sockets(), peer.sockets());
+    let mut step = |group: &mut ReplicatedGroup<Corrupts>, workers: core::ops::RangeFrom<usize>| {
+        now += Duration::from_micros(50);
+        peer.turn(now);
+        for worker in &mut group.workers()[workers] {
+            worker.turn(now);
+        }
+    };
+    let mut ends = Ends::open(&theirs, &ours, || step(&mut group, 0..));
+    let mut corrupted = 0;
+    for _ in 0..20 {
+        // The first worker lags when it gives its state, so the joiner has to apply requests before
+        // it can compare that with the others'.
+        for _ in 0..5 {
+            step(&mut group, 1..);
+            ends.go_on(20_000);
+        }
+        group.join(None, Corrupts).unwrap();
+        step(&mut group, 0..);
+        CORRUPTS.set(true);
+        group.admit();
+        corrupted += u32::from(!CORRUPTS.take());
+        for _ in 0..20 {
+            step(&mut group, 0..);
+            group.admit();
+            ends.go_on(20_000);
+        }
+        assert_eq!(group.workers().len(), 4);
+        group.leave(None).unwrap();
+        for _ in 0..20 {
+            step(&mut group, 0..);
+            ends.go_on(0);
+        }
+        assert!(group.take(3).has_left());
+    }
+    assert!(corrupted > 10, "{corrupted} states were corrupt");
+    for _ in 0..4000 {
+        step(&mut group, 0..);
+        ends.go_on(0);
+    }
+    assert_eq!(ends.read, ends.written);
+    group.compare().unwrap();
 }

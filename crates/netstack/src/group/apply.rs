@@ -127,7 +127,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     }
 
     #[inline]
-    pub(crate) fn apply_one(&mut self) -> bool {
+    fn apply_one(&mut self) -> bool {
         let seq = self.replica.position();
         let (replica, at) = (&mut self.replica, (&*self.shared, &self.log, seq));
         let change = |hooks: &mut T, pending: &mut PendingEffects| {
