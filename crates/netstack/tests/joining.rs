@@ -1,8 +1,9 @@
 //! A worker that joins under full load slows the group only a little, when the replicas are the
-//! bottleneck.
+//! bottleneck; and it survives a corrupt state that another worker gives it.
 //!
-//! Each worker has its own core in virtual time. Each byte performed, each request applied and each
-//! snapshot given keeps the core busy for a fixed time. The peer and the applications cost nothing.
+//! In the first test each worker has its own core in virtual time. Each byte performed, each request
+//! applied and each snapshot given keeps the core busy for a fixed time. The peer and the
+//! applications cost nothing.
 
 use std::cell::Cell;
 
