@@ -2,11 +2,11 @@
 //!
 //! If two idle workers look for the next request, each look moves the device and both pumps to the
 //! core of the other worker, and a request and its answer change cores where it happens. So a
-//! worker that has had no share of the work for some turns stays aside while the worker that claimed
-//! the latest frames keeps finding the device empty. It does not look for more, and it naps: it
-//! leaves the log alone, too, until it lags by a 16th of it. Its thread may sleep meanwhile: the
-//! other one does lone requests whole, and wakes it for work that two cores can share, or when it
-//! has not applied a quarter of the log. Asleep, it still asks every
+//! worker that has had no share of the work for some turns stays aside while the worker that
+//! claimed the latest frames keeps finding the device empty. It does not look for more, and it
+//! naps: it leaves the log alone, too, until it lags by a 16th of it, or for 200 us. Its thread may
+//! sleep meanwhile: the other one does lone requests whole, and wakes it for work that two cores
+//! can share, or when it has not applied a quarter of the log. Asleep, it still asks every
 //! [`RECHECK`](crate::io::sleep::RECHECK) whether that worker is late or gone.
 
 use dominoes::Seq;
@@ -82,8 +82,8 @@ impl Quiet {
         self.lone >= LONE_IN_A_ROW
     }
 
-    /// Notes what the pump has published, `done` in all, since it had received `bytes` of payload in
-    /// `frames`. Returns whether that was lone requests or nothing.
+    /// Notes what the pump has published, `done` in all, since it had received `bytes` of payload
+    /// in `frames`. Returns whether that was lone requests or nothing.
     #[inline]
     pub(super) fn count_published(
         &mut self,
@@ -144,10 +144,10 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.quiet.now = now;
     }
 
-    /// Whether this worker, which has just asked, naps on. It looks at the log when it lags by a 16th
-    /// of that: each look takes lines of the cache from the worker that publishes, and delays whatever
-    /// else its thread does. It naps only until it next asks if it owns the frames that are numbered
-    /// next, since others leave them to it for a while.
+    /// Whether this worker, which has just asked, naps on. It looks at the log when it lags by a
+    /// 16th of that: each look takes lines of the cache from the worker that publishes, and delays
+    /// whatever else its thread does. It naps only until it next asks if it owns the frames that
+    /// are numbered next, since others leave them to it for a while.
     #[cold]
     fn naps_on(&mut self, now: Instant) -> bool {
         let lag = self.lag();

@@ -1,9 +1,9 @@
 //! The join check of a worker: whether the state that it was given is right.
 //!
 //! [`Membership::check_join`](dominoes::group::Membership::check_join) compares it with what the
-//! other workers attest. The joiner, whose reader holds the log, goes on to the positions of their
-//! attestations. Until the check is over it performs nothing, gives its state to no other worker,
-//! and has no vote.
+//! other workers attest. The joiner, whose reader holds the log, applies requests up to the
+//! positions of their attestations. Until the check is over it performs nothing, gives its state to
+//! no other worker, and has no vote.
 //!
 //! With [`Layout::confirm`](crate::group::Layout), what the joiner computed on the way must be what
 //! the majority posted there, since it is going to perform it. The source's pending effects are
@@ -18,7 +18,8 @@ use super::worker::ReplicatedWorker;
 use crate::group::FaultHooks;
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
-    /// Goes on until the join check has a result. Returns whether the worker is active from now on.
+    /// Continues the join check, until it has a result or must wait. Returns whether the worker is
+    /// active from now on.
     pub(crate) fn run_join_check(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
         loop {
@@ -44,7 +45,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
                 Some(CheckResult::ContinueTo(position)) => {
                     self.log.poll();
                     let missing = position.saturating_sub(self.replica.position()) as usize;
-                    // Panics of a connection end that here as everywhere.
+                    // A panic in the code of a connection closes that connection, as everywhere.
                     if self.apply_ready(missing) < missing {
                         return false;
                     }

@@ -16,7 +16,8 @@ use crate::time::Instant;
 /// The receive pump's tables of connections.
 #[derive(Default)]
 pub(super) struct Connections {
-    /// The connection of each flow. A hint: the replicas' tables decide.
+    /// The connection of each flow. A hint: replicas ignore one of an earlier generation, and look
+    /// in their own tables.
     pub(super) hints: HashMap<Flow, Hint>,
     /// How often `hints` changed.
     pub(super) hints_version: u64,
