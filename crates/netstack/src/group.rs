@@ -54,6 +54,7 @@ use dominoes_drivers::Device;
 
 use crate::drive::{ByHand, Handle, Joining};
 use crate::error::{ConfigError, MembershipError};
+use crate::io::prepare::prepare_and_store;
 use crate::io::rx::{Log, RxPump};
 use crate::io::setup::Setup;
 use crate::io::sleep::{Receiving, Sleepers};
@@ -336,7 +337,7 @@ impl Log for GroupLog<'_> {
                     && about.len <= LONE_BYTES =>
             {
                 self.verified += 1;
-                Some(self.shared.verify(request, &run, stats))
+                Some(prepare_and_store(&self.shared.world, request, &run, stats))
             }
             _ => verdict,
         };

@@ -176,9 +176,7 @@ pub(super) fn apply<T: FaultHooks, S: EffectSink>(
     out: &mut S,
     change: impl FnOnce(&mut T, &mut S),
 ) -> Option<Applied> {
-    let (mut request, found) = (log.get(seq)?, shared.verdict(seq));
-    let is_stored = found.is_some_and(|(_, is_stored)| is_stored);
-    let mut verdict = found.map(|(verdict, _)| verdict);
+    let (mut request, mut verdict) = (log.get(seq)?, shared.verdicts.get(seq));
     let mut changed;
     if T::ACTIVE {
         share.hooks.change_state(seq, replica);
@@ -194,10 +192,7 @@ pub(super) fn apply<T: FaultHooks, S: EffectSink>(
         change(&mut share.hooks, out);
         share.in_hooks = false;
     }
-    Some(Applied {
-        is_stored,
-        ..Applied::new(request, out.mark(), replica)
-    })
+    Some(Applied::new(request, out.mark(), replica))
 }
 
 /// If the panic came from applying the request at `seq`, completes that request, whose effects are

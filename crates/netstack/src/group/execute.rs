@@ -281,9 +281,7 @@ impl<'a, T: FaultHooks> Executor<'a, T> {
         let run = begun.and_then(|begun| begun.value().get(applied.in_batch.index));
         let layout = (applied.seg_len, usize::from(applied.payload_offset));
         let (world, wakes) = (&self.shared.world, &mut self.wakes);
-        let reserved = run.and_then(|run| run.reserved);
-        let stored_at = reserved.filter(|_| applied.is_stored);
-        let about = (layout, run, stored_at);
+        let about = (layout, run, applied.reserved);
         perform::one(world, effect, about, &mut self.share.stats, wakes);
     }
 }

@@ -506,7 +506,7 @@ impl Parsed {
     ) -> usize {
         let (mut segments, mut kept) = (0, 0);
         for at in 0..self.count {
-            let (parsed, run) = (&mut self.parsed[at], &mut self.runs[at]);
+            let (parsed, run) = (&mut self.parsed[at], &self.runs[at]);
             let flow = &parsed.flow;
             let hint = match pump.is_current(parsed.hint) {
                 true => &mut parsed.hint,

@@ -2,6 +2,7 @@
 //! that they are done.
 
 use core::hash::{Hash, Hasher};
+use core::num::NonZeroU32;
 use std::collections::VecDeque;
 
 use dominoes::Seq;
@@ -35,8 +36,8 @@ pub(crate) struct Applied {
     /// Segments or datagrams.
     pub(crate) count: u8,
     pub(crate) in_batch: InBatch,
-    /// Whether its payload is stored already, where bytes were reserved for it.
-    pub(crate) is_stored: bool,
+    /// Where its payload is stored already, as in its [`Digest`](crate::log::request::Digest).
+    pub(crate) reserved: Option<NonZeroU32>,
 }
 
 impl Applied {
@@ -52,7 +53,7 @@ impl Applied {
             payload_offset: payload_offset as u16,
             count: request.digest.count,
             in_batch: request.in_batch,
-            is_stored: false,
+            reserved: request.digest.reserved,
         }
     }
 }

@@ -8,39 +8,10 @@ use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, ReplicatedShared};
 use crate::io::prepare::prepare_and_store;
 use crate::io::{BatchRuns, RunFrames};
-use crate::log::request::{MAX_RUN, Request, Verdict};
+use crate::log::request::Request;
 use crate::stats::EffectStats;
 
-/// A bit beside a verdict: the payload was stored while it was verified, where bytes were reserved.
-const STORED: Verdict = 1 << 61;
-const _: () = assert!(MAX_RUN <= 61);
-
 impl ReplicatedShared {
-    /// The verdict of the request at `seq`, once it is known, and whether its payload was stored
-    /// while it was verified.
-    #[inline(always)]
-    pub(super) fn verdict(&self, seq: Seq) -> Option<(Verdict, bool)> {
-        let found = self.verdicts.get(seq)?;
-        Some((found & !STORED, found & STORED != 0))
-    }
-
-    /// The verdict of a request, with [`STORED`] if its payload is stored now.
-    #[inline(always)]
-    pub(super) fn verify(
-        &self,
-        request: &Request,
-        run: &RunFrames,
-        stats: &mut EffectStats,
-    ) -> Verdict {
-        let (verdict, is_stored) = prepare_and_store(&self.world, request, run);
-        stats.prepared += 1;
-        if !is_stored {
-            return verdict;
-        }
-        stats.stored_ahead += u64::from(request.digest.len);
-        verdict | STORED
-    }
-
     /// Computes the verdict of the request at `seq`, unless it is known or another worker does.
     /// Returns whether it did. A verdict is computed once if payload is stored on the way;
     /// `on_begin` is called before.
@@ -53,15 +24,16 @@ impl ReplicatedShared {
         stats: &mut EffectStats,
         on_begin: impl FnOnce(),
     ) -> bool {
-        if run.reserved.is_none() {
-            self.verdicts.set(seq, self.verify(request, run, stats));
+        let verdict = |stats| prepare_and_store(&self.world, request, run, stats);
+        if request.digest.reserved.is_none() {
+            self.verdicts.set(seq, verdict(stats));
             return true;
         }
         let Some(begun) = self.verdicts.begin(seq) else {
             return false;
         };
         on_begin();
-        begun.set(self.verify(request, run, stats));
+        begun.set(verdict(stats));
         true
     }
 }

@@ -171,13 +171,7 @@ impl DirectLog {
         } in &mut *entries
         {
             if verdict.is_none() {
-                stats.prepared += 1;
-                let (found, stored) = prepare_and_store(world, request, run);
-                match stored {
-                    true => stats.stored_ahead += u64::from(request.digest.len),
-                    false => run.reserved = None,
-                }
-                *verdict = Some(found);
+                *verdict = Some(prepare_and_store(world, request, run, stats));
             }
         }
         let Some(entry) = entries.first() else {
@@ -237,7 +231,8 @@ impl Requests<RequestEffects> for Performing<'_> {
         self.applied += 1;
         if let Some(deliver) = &asked.first {
             let entry = self.entry;
-            let (layout, run) = (entry.request.layout(), (&entry.run, entry.run.reserved));
+            let (request, reserved) = (&entry.request, entry.request.digest.reserved);
+            let (layout, run) = (request.layout(), (&entry.run, reserved));
             perform::deliver(self.world, deliver, layout, run, self.stats);
             self.wakes.add(deliver.conn);
             asked.first = None;
@@ -265,7 +260,7 @@ impl Performing<'_> {
         perform::all(
             self.world,
             &*effects,
-            (&entry.request, &entry.run, entry.run.reserved),
+            (&entry.request, &entry.run),
             self.headers,
             self.stats,
             &mut self.wakes,

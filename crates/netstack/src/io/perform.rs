@@ -7,7 +7,7 @@
 mod datagrams;
 mod frames;
 
-use core::num::NonZeroU64;
+use core::num::NonZeroU32;
 
 use crate::error::SocketError;
 use crate::io::RunFrames;
@@ -24,12 +24,12 @@ pub(crate) use frames::{BuiltHeaders, build, build_bare, build_in};
 #[cfg(feature = "testkit")]
 pub(crate) use {datagrams::fill_datagram, frames::fill};
 
-/// Performs all effects of a request that has the frames `run`. `stored_at`: see [`deliver`].
+/// Performs all effects of a request that has the frames `run`.
 #[inline]
 pub(crate) fn all<'a>(
     world: &World,
     effects: impl IntoIterator<Item = &'a Effect>,
-    (request, run, stored_at): (&Request, &RunFrames, Option<NonZeroU64>),
+    (request, run): (&Request, &RunFrames),
     headers: &mut BuiltHeaders,
     stats: &mut EffectStats,
     wakes: &mut Wakes<'_>,
@@ -45,7 +45,7 @@ pub(crate) fn all<'a>(
                 }
             }
             other => {
-                let about = (request.layout(), Some(run), stored_at);
+                let about = (request.layout(), Some(run), request.digest.reserved);
                 one(world, other, about, stats, wakes);
             }
         }
@@ -53,18 +53,18 @@ pub(crate) fn all<'a>(
 }
 
 /// Performs an effect that transmits nothing, of a request with the frames `run`, which are known
-/// unless its batch is done, and are as in [`Request::layout`]. `stored_at`: see [`deliver`].
+/// unless its batch is done, and are as in [`Request::layout`]. `reserved`: see [`deliver`].
 #[inline(always)]
 pub(crate) fn one(
     world: &World,
     effect: &Effect,
-    (layout, run, stored_at): ((u32, usize), Option<&RunFrames>, Option<NonZeroU64>),
+    (layout, run, reserved): ((u32, usize), Option<&RunFrames>, Option<NonZeroU32>),
     stats: &mut EffectStats,
     wakes: &mut Wakes<'_>,
 ) {
     match (effect, run) {
         (Effect::Deliver(piece), Some(run)) => {
-            deliver(world, piece, layout, (run, stored_at), stats);
+            deliver(world, piece, layout, (run, reserved), stats);
         }
         (Effect::Queue(datagrams), Some(run)) => queue(world, datagrams, run, stats),
         (Effect::Deliver(_) | Effect::Queue(_), None) => stats.diverged += 1,
@@ -74,13 +74,14 @@ pub(crate) fn one(
 }
 
 /// Copies the range that `deliver` names out of `run`, whose frames are as in [`Request::layout`],
-/// unless the payload was stored there while it was verified: at offset `stored_at` of the stream.
+/// unless the payload was stored there while it was verified: where bytes were
+/// [`reserved`](crate::log::request::Digest::reserved).
 #[inline(always)]
 pub(crate) fn deliver(
     world: &World,
     deliver: &Deliver,
     layout: (u32, usize),
-    (run, stored_at): (&RunFrames, Option<NonZeroU64>),
+    (run, reserved): (&RunFrames, Option<NonZeroU32>),
     stats: &mut EffectStats,
 ) {
     let Some(stream) = world.streams.get(deliver.conn) else {
@@ -90,7 +91,7 @@ pub(crate) fn deliver(
     let place = deliver
         .stream_offset
         .wrapping_sub(u64::from(deliver.run_offset));
-    if stored_at.map(NonZeroU64::get) != Some(place) {
+    if reserved.map(NonZeroU32::get) != Some(place as u32) {
         stream.set_first_sequence(run.seq - place as u32);
         let is_one_piece = run.len() == 1 && deliver.run_offset == 0;
         let whole = is_one_piece.then(|| {

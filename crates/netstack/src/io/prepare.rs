@@ -7,10 +7,11 @@ use dominoes_drivers::{Frame, RxChecksum};
 
 use crate::io::RunFrames;
 use crate::io::world::World;
-use crate::log::request::{Request, RequestKind, Verdict};
+use crate::log::request::{Digest, Request, RequestKind, Verdict};
 use crate::packet as wire;
 use crate::packet::UDP;
 use crate::packet::checksum::{Copier, CopyLoop, Cpu, Sum};
+use crate::stats::EffectStats;
 
 const TCP: u8 = 6;
 /// Bytes of both addresses and a TCP header without options.
@@ -18,36 +19,61 @@ const HEAD_V4: usize = 8 + 20;
 const HEAD_V6: usize = 32 + 20;
 
 /// As [`prepare`], and stores the payload on the way if the pump reserved bytes of the receive ring
-/// for it: what was just summed is not fetched a second time. Returns whether it did. If bytes are
-/// reserved, no other worker stores it: the caller has begun the verdict, or is the pump, which has
-/// not published the request yet.
+/// for it: what was just summed is not fetched a second time. If bytes are reserved, no other worker
+/// stores it: the caller has begun the verdict, or is the pump, which has not published the request
+/// yet.
 pub(crate) fn prepare_and_store(
     world: &World,
     request: &Request,
     run: &RunFrames,
-) -> (Verdict, bool) {
-    let Some(place) = run.reserved else {
-        return (prepare(request, run), false);
+    stats: &mut EffectStats,
+) -> Verdict {
+    stats.prepared += 1;
+    let Digest { hint, len, .. } = request.digest;
+    let reserved = request.digest.reserved.zip(world.streams.get(hint));
+    let Some((offset, stream)) = reserved else {
+        return prepare(request, run);
     };
-    let stored = world.streams.get(request.digest.hint).and_then(|stream| {
-        stream.store_ahead(place, request.digest.len, |to| {
-            // All segments of a run are of one family.
-            let cpu = world.cpu;
-            if let Some([frame]) = run.consecutive() {
+    stats.stored_ahead += u64::from(len);
+    stream.store_ahead(offset, len, |to| {
+        // All segments of a run are of one family.
+        let cpu = world.cpu;
+        let found = match run.consecutive() {
+            Some([frame]) => {
                 let frame = frame.bytes();
                 let is_good = verify_and_copy_v4(cpu, frame, &mut *to);
-                return is_good
-                    .or_else(|| verify_and_copy_v6(cpu, frame, to))
-                    .map(Verdict::from);
+                is_good
+                    .or_else(|| verify_and_copy_v6(cpu, frame, &mut *to))
+                    .map(Verdict::from)
             }
-            let len = request.layout().0 as usize;
-            store::<false>(cpu, run, len, &mut *to).or_else(|| store::<true>(cpu, run, len, to))
-        })
-    });
-    match stored {
-        Some(verdict) => (verdict, true),
-        None => (prepare(request, run), false),
+            _ => {
+                let len = request.layout().0 as usize;
+                store::<false>(cpu, run, len, &mut *to)
+                    .or_else(|| store::<true>(cpu, run, len, &mut *to))
+            }
+        };
+        found.unwrap_or_else(|| verify_then_copy(request, run, to))
+    })
+}
+
+/// As `store`, in two passes. A frame that is too short for its payload is bad.
+#[cold]
+fn verify_then_copy(request: &Request, run: &RunFrames, mut to: &mut [u8]) -> Verdict {
+    let (seg_len, payload_offset) = request.layout();
+    let mut verdict = prepare(request, run);
+    for (i, frame) in run.iter().enumerate() {
+        let here = match i + 1 < run.len() {
+            true => to.len().min(seg_len as usize),
+            false => to.len(),
+        };
+        let (part, rest) = to.split_at_mut(here);
+        match frame.bytes().get(payload_offset..payload_offset + here) {
+            Some(payload) => part.copy_from_slice(payload),
+            None => verdict &= !(1 << i),
+        }
+        to = rest;
     }
+    verdict
 }
 
 /// Stores the payload of a run's frames, `seg_len` bytes each, as `verify_and_copy` does. `None` if

@@ -5,7 +5,6 @@
 //! the indices of its frames. So any worker may parse a batch or verify a request while another
 //! worker does so, too, and no frame moves until the whole batch goes back.
 
-use core::num::NonZeroU64;
 use core::ops::Range;
 use std::sync::Arc;
 
@@ -105,9 +104,6 @@ pub(crate) struct RunFrames {
     indices: Indices,
     /// Sequence number of the first payload byte.
     pub(crate) seq: SeqNum,
-    /// The offset in the receive stream at which the payload may be stored while it is verified,
-    /// if allowed ([`StreamRef::reserve`](crate::io::stream::StreamRef::reserve)).
-    pub(crate) reserved: Option<NonZeroU64>,
 }
 
 impl RunFrames {
@@ -118,7 +114,6 @@ impl RunFrames {
             batch: Some(Arc::clone(batch)),
             indices,
             seq,
-            reserved: None,
         }
     }
 
@@ -177,7 +172,6 @@ impl RunFrames {
         self.batch = run.batch;
         self.indices = run.indices;
         self.seq = run.seq;
-        self.reserved = run.reserved;
     }
 }
 

@@ -20,7 +20,7 @@ mod paths;
 mod receiver;
 mod unanswered;
 
-use core::num::NonZeroU64;
+use core::num::NonZeroU32;
 use std::sync::Arc;
 
 use dominoes_drivers::Frame;
@@ -585,9 +585,8 @@ impl RxPump {
         self.publish_command(now, body, log);
     }
 
-    /// Adds what the pump samples to a run of segments of `flow`, which is published next, and to
-    /// its frames, where the payload may be stored while it is verified, if anywhere. Returns false
-    /// if the run must not be published. `hint` is the connection of the flow, with the version of
+    /// Adds what the pump samples to a run of segments of `flow`, which is published next. Returns
+    /// false if the run must not be published. `hint` is the connection of the flow, with the version of
     /// the table that it was looked up in.
     #[inline(always)]
     pub(crate) fn sample_run(
@@ -595,7 +594,7 @@ impl RxPump {
         now: Instant,
         request: &mut Request,
         (flow, hint): (&Flow, &mut Option<(u64, ConnId)>),
-        (run, verdict): (&mut RunFrames, Option<Verdict>),
+        (run, verdict): (&RunFrames, Option<Verdict>),
     ) -> bool {
         self.stats.runs += 1;
         let conn = match *hint {
@@ -617,7 +616,7 @@ impl RxPump {
         let digest = &mut request.digest;
         (digest.now, digest.sent, digest.hint) = (now, sent, conn);
         self.received += u64::from(digest.len);
-        run.reserved = sample_cursors(&self.world, digest, ahead);
+        digest.reserved = sample_cursors(&self.world, digest, ahead);
         self.stats.requests += 1;
         self.last_sampled.time = now;
         (self.published).record(&self.world, request, (verdict, run));
@@ -707,9 +706,9 @@ struct RunPublisher<'a, L> {
 impl<L: Log> Found for RunPublisher<'_, L> {
     #[inline]
     fn run(&mut self, open: &mut OpenRun, batch: &ClaimedFrames, verdict: Option<Verdict>) {
-        let mut run = open.frames(batch);
+        let run = open.frames(batch);
         let (request, about) = (&mut open.request, (&open.flow, &mut open.hint));
-        if (self.pump).sample_run(self.now, request, about, (&mut run, verdict)) {
+        if (self.pump).sample_run(self.now, request, about, (&run, verdict)) {
             self.log.publish(request, verdict, run);
         }
     }
@@ -724,7 +723,7 @@ impl<L: Log> Found for RunPublisher<'_, L> {
 /// verified yet (`Some(true)`), returns the place: the payload can be stored there before its
 /// delivery.
 #[inline(always)]
-fn sample_cursors(world: &World, digest: &mut Digest, ahead: Option<bool>) -> Option<NonZeroU64> {
+fn sample_cursors(world: &World, digest: &mut Digest, ahead: Option<bool>) -> Option<NonZeroU32> {
     let stream = world.streams.get(digest.hint)?;
     let (app_read, app_written) = stream.cursors();
     let mut place = None;

@@ -6,6 +6,8 @@
 
 pub use crate::packet::flow::{Address, Binding, Endpoint, Families, Flow, IpFields, Mac};
 
+use core::num::NonZeroU32;
+
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
@@ -167,6 +169,10 @@ pub struct Digest {
     pub kind: RequestKind,
     /// Optional fields that are set: [`Digest::TIMESTAMPS`] and so on.
     pub bits: u8,
+    /// Low half of the offset in the receive stream at which the payload is stored while it is
+    /// verified, if bytes are reserved for it. `apply` does not read this.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub reserved: Option<NonZeroU32>,
 }
 
 const _: () = assert!(size_of::<Digest>() == 64 && size_of::<Request>() == 192);
@@ -208,6 +214,7 @@ impl Digest {
             count: 0,
             kind,
             bits: 0,
+            reserved: None,
         }
     }
 

@@ -137,7 +137,7 @@ impl RxPump {
         {
             self.connections.unanswered.bytes -= cost(&held.run);
             let about = (&held.flow, &mut None);
-            let run = (&mut held.run, held.verdict);
+            let run = (&held.run, held.verdict);
             match self.sample_run(now, &mut held.request, about, run) {
                 true => log.publish(&held.request, held.verdict, held.run),
                 false => self.recycler.put(held.run),

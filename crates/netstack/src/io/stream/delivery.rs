@@ -3,7 +3,7 @@
 //! Each delivery has a slot, which is stamped once its bytes are in the ring. The docs of
 //! `stream.rs` define which thread may access which byte.
 
-use core::num::NonZeroU64;
+use core::num::NonZeroU32;
 use core::sync::atomic::Ordering;
 
 use super::byte_ring::{ByteRing, Parts, Words};
@@ -101,12 +101,12 @@ impl<'a> StreamRef<'a> {
     }
 
     /// Reserves bytes of the ring for the payload of a run before the run is applied, if possible:
-    /// `len` bytes from `seq` on. `app_read` is the application's cursor. Only the pump may call
-    /// this, once for every run with payload that it publishes for this stream. The worker that determines the verdict of the
-    /// run stores the payload with [`StreamRef::store_ahead`] before the verdict; no other thread
-    /// does.
+    /// `len` bytes from `seq` on. `app_read` is the application's cursor. Returns the low half of
+    /// their offset. Only the pump may call this, once for every run with payload that it publishes
+    /// for this stream. The worker that determines the verdict of the run stores the payload with
+    /// [`StreamRef::store_ahead`] before the verdict; no other thread does.
     #[inline]
-    pub(crate) fn reserve(&self, seq: SeqNum, len: u32, app_read: u64) -> Option<NonZeroU64> {
+    pub(crate) fn reserve(&self, seq: SeqNum, len: u32, app_read: u64) -> Option<NonZeroU32> {
         let first = self.stream.stack.first.load(Ordering::Relaxed);
         if first == 0 {
             return None;
@@ -129,7 +129,7 @@ impl<'a> StreamRef<'a> {
             .pump
             .published_end
             .store(mark.max(end.min(edge)), Ordering::Relaxed);
-        NonZeroU64::new(offset).filter(|_| fits)
+        NonZeroU32::new(offset as u32).filter(|_| fits)
     }
 
     /// Lets `fill` write the `len` bytes at `offset`, which [`StreamRef::reserve`] reserved for
@@ -137,7 +137,7 @@ impl<'a> StreamRef<'a> {
     #[inline]
     pub(crate) fn store_ahead<R>(
         &self,
-        offset: NonZeroU64,
+        offset: NonZeroU32,
         len: u32,
         fill: impl FnOnce(&mut [u8]) -> R,
     ) -> R {
@@ -147,7 +147,7 @@ impl<'a> StreamRef<'a> {
         unsafe {
             self.incoming()
                 .ring
-                .write_at(offset.get(), len as usize, fill)
+                .write_at(u64::from(offset.get()), len as usize, fill)
         }
     }
 

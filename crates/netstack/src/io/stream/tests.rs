@@ -1,4 +1,4 @@
-use core::num::NonZeroU64;
+use core::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::*;
@@ -244,11 +244,11 @@ fn nothing_is_reserved_before_the_stream_is_known_and_nothing_that_may_have_been
     assert_eq!(stream.reserve(SeqNum(9), 10, 0), None);
     // Earlier runs may have filled the first window.
     let behind = SeqNum(9 + 1024);
-    assert_eq!(stream.reserve(behind, 10, 100), NonZeroU64::new(1024));
+    assert_eq!(stream.reserve(behind, 10, 100), NonZeroU32::new(1024));
     assert_eq!(stream.reserve(behind, 10, 100), None);
     // Bytes after a gap are not reserved.
     assert_eq!(stream.reserve(behind + 11, 5, 100), None);
-    assert_eq!(stream.reserve(behind + 16, 5, 100), NonZeroU64::new(1040));
+    assert_eq!(stream.reserve(behind + 16, 5, 100), NonZeroU32::new(1040));
 }
 
 #[test]
@@ -320,7 +320,7 @@ proptest::proptest! {
             let seq = SeqNum(first.wrapping_add(offset as u32));
             let stored = stream.reserve(seq, len, read);
             if let Some(place) = stored {
-                proptest::prop_assert_eq!(place.get(), offset);
+                proptest::prop_assert_eq!(place.get(), offset as u32);
                 proptest::prop_assert!(end <= edge && offset % 1024 + u64::from(len) <= 1024);
                 for &(from, to) in &had {
                     proptest::prop_assert!(end <= from || to <= offset, "{offset} to {end}: {from} to {to}");
