@@ -20,7 +20,6 @@ mod join_check;
 mod layout;
 mod lone;
 mod pending;
-mod prepare;
 mod primaries;
 mod queues;
 mod slots;

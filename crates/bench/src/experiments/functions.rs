@@ -107,7 +107,7 @@ const FUNCTIONS: [Path; 2] = [
                 "TCPSend",
                 "header (and that of IP)",
                 0,
-                "io/perform/frames.rs packet.rs",
+                "io/perform.rs packet.rs",
             ),
             function(
                 "TCPSend",

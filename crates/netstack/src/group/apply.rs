@@ -1,4 +1,5 @@
-//! How a worker applies requests, in the order of the log.
+//! How a worker prepares requests (verifies their frames, which yields their verdicts, and stores
+//! payload on the way), and applies them, in the order of the log.
 //!
 //! The short way: it performs its own batches as it applies them, while all of its earlier work is
 //! done. It begins the batch once, applies each request into an empty list, and performs the
@@ -11,15 +12,18 @@ use core::panic::AssertUnwindSafe;
 use std::panic::{catch_unwind, resume_unwind};
 
 use dominoes::group::WorkerState;
-use dominoes::{Seq, Spin, Subscription, WorkState};
+use dominoes::{ReadBatch, Seq, Spin, Subscription, WorkState};
 
 use super::execute::{Executor, Share};
 use super::pending::{Applied, PendingEffects};
 use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, ReplicatedShared};
+use crate::io::prepare::prepare_and_store;
+use crate::io::{BatchRuns, RunFrames};
 use crate::log::effect::{Effect, EffectSink};
 use crate::log::request::{InBatch, Request};
 use crate::state::apply::ReplicaState;
+use crate::stats::EffectStats;
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
     /// The place of the next request in its batch, if this worker can perform it as it applies it: it
@@ -276,5 +280,113 @@ impl<T: FaultHooks> Executor<'_, T> {
             self.perform_piece(applied, applied.effects, None)?;
         }
         Ok(done)
+    }
+}
+
+impl ReplicatedShared {
+    /// Computes the verdict of the request at `seq`, unless it is known or another worker does.
+    /// Returns whether it did. A verdict is computed once if payload is stored on the way;
+    /// `on_begin` is called before.
+    #[inline(always)]
+    fn prepare(
+        &self,
+        seq: Seq,
+        request: &Request,
+        run: &RunFrames,
+        stats: &mut EffectStats,
+        on_begin: impl FnOnce(),
+    ) -> bool {
+        let verdict = |stats| prepare_and_store(&self.world, request, run, stats);
+        if request.digest.reserved.is_none() {
+            self.verdicts.set(seq, verdict(stats));
+            return true;
+        }
+        let Some(begun) = self.verdicts.begin(seq) else {
+            return false;
+        };
+        on_begin();
+        begun.set(verdict(stats));
+        true
+    }
+}
+
+impl<T: FaultHooks> ReplicatedWorker<T> {
+    /// Prepares this worker's requests, in order, until `prepared_bytes` reaches `ahead_bytes`.
+    pub(super) fn prepare_mine(&mut self) -> usize {
+        let ReplicatedWorker {
+            id,
+            shared,
+            log,
+            replica,
+            prepared,
+            share,
+            ..
+        } = self;
+        let Share {
+            prepared_bytes,
+            stats,
+            hooks,
+            recycler,
+            ..
+        } = share;
+        let end = log.end();
+        let mut done = 0;
+        let mut reading: Option<ReadBatch<'_, BatchRuns>> = None;
+        *prepared = (*prepared).max(replica.position());
+        while *prepared < end && *prepared_bytes < shared.layout.tuning.ahead_bytes {
+            let seq = *prepared;
+            *prepared += 1;
+            let Some(request) = log.get(seq) else {
+                continue;
+            };
+            if usize::from(request.in_batch.primary) != *id {
+                continue;
+            }
+            *prepared_bytes += request.digest.len as usize;
+            if shared.verdicts.get(seq).is_some() {
+                continue;
+            }
+            let first = request.in_batch.first(seq);
+            if reading.as_ref().is_none_or(|batch| batch.first() != first) {
+                recycler.put_read(reading.take());
+                reading = shared.records.read(first);
+            }
+            let runs = reading.as_ref().map(ReadBatch::value);
+            if let Some(run) = runs.and_then(|runs| runs.get(request.in_batch.index)) {
+                let on_begin = || hooks.before_preparing(seq);
+                done += usize::from(shared.prepare(seq, request, run, stats, on_begin));
+            }
+        }
+        recycler.put_read(reading);
+        done
+    }
+
+    /// Prepares the request at `seq`, whichever worker is its primary, if that is still to be done,
+    /// and this worker has seen it published and not applied it. Returns whether it did.
+    pub fn prepare(&mut self, seq: u64) -> bool {
+        if self.handle_membership() {
+            return false;
+        }
+        self.prepare_one(seq)
+    }
+
+    pub(super) fn prepare_one(&mut self, seq: u64) -> bool {
+        if self.shared.verdicts.get(seq).is_some() {
+            return false;
+        }
+        let Some(request) = self.log.get(seq) else {
+            return false;
+        };
+        let in_batch = request.in_batch;
+        let Some(reading) = self.shared.records.read(in_batch.first(seq)) else {
+            return false;
+        };
+        let done = reading.value().get(in_batch.index).is_some_and(|run| {
+            let Share { hooks, stats, .. } = &mut self.share;
+            let on_begin = || hooks.before_preparing(seq);
+            (self.shared).prepare(seq, request, run, stats, on_begin)
+        });
+        self.share.recycler.put_read(Some(reading));
+        done
     }
 }

@@ -10,8 +10,6 @@
 //! | `delivery.rs` | received bytes: stored in any order, read in order |
 //! | `send.rs` | bytes that the application writes and primaries send |
 //! | `options.rs` | socket options |
-//! | `status.rs` | the status of the connection |
-//! | `look.rs` | whether a read or a write would succeed |
 //! | `table.rs` | all streams of a group, and the connections that they belong to |
 //!
 //! Memory is allocated with use. A stream is made when its entry is first used (`table.rs`), its
@@ -65,12 +63,10 @@
 
 mod byte_ring;
 mod delivery;
-mod look;
 #[cfg(all(test, netstack_loom))]
 mod loom_models;
 mod options;
 mod send;
-mod status;
 mod table;
 #[cfg(all(test, not(netstack_loom)))]
 mod tests;
@@ -87,14 +83,13 @@ pub(crate) use self::byte_ring::MAPPED;
 pub(crate) use self::byte_ring::Parts;
 pub(crate) use self::delivery::DeliveryCursor;
 use self::delivery::Incoming;
-pub(crate) use self::look::Look;
 pub(crate) use self::options::Change;
 use self::options::SharedOptions;
 pub(crate) use self::send::{BorrowedPayload, Writing};
-pub(crate) use self::status::{ConnectionStatus, EndReason};
 pub(crate) use self::table::Streams;
 use crate::config::Settings;
 use crate::io::sync::{AtomicU32, AtomicU64};
+use crate::log::effect::ConnectionEvent;
 use crate::log::request::ConnId;
 
 /// An offset that is not known.
@@ -396,4 +391,255 @@ impl<'a> StreamRef<'a> {
 /// The value of the flag of a generation.
 const fn flag(generation: u32, raised: bool) -> u64 {
     (generation as u64) << 1 | raised as u64
+}
+
+const ESTABLISHED: u32 = 1;
+const ACKNOWLEDGED: u32 = 2;
+const RETIRED: u32 = 4;
+const RESET: u32 = 8;
+const REFUSED: u32 = 16;
+const TIMED_OUT: u32 = 32;
+const ABORTED: u32 = 64;
+const UNREACHABLE: u32 = 128;
+const SENT: u32 = 256;
+const LOST: u32 = 512;
+/// The bits of a connection that ended early.
+const ERRORS: u32 = RESET | REFUSED | TIMED_OUT | ABORTED | UNREACHABLE | LOST;
+
+/// Why a connection ended early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EndReason {
+    Reset,
+    Refused,
+    TimedOut,
+    Unreachable,
+    Aborted,
+    AddressLost,
+}
+
+/// The status of a connection as far as its application may know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConnectionStatus {
+    bits: u32,
+}
+
+impl ConnectionStatus {
+    pub(crate) fn established(self) -> bool {
+        self.bits & ESTABLISHED != 0
+    }
+
+    pub(crate) fn all_acknowledged(self) -> bool {
+        self.bits & ACKNOWLEDGED != 0
+    }
+
+    pub(crate) fn retired(self) -> bool {
+        self.bits & RETIRED != 0
+    }
+
+    /// The bits that affect reads and writes.
+    fn lasting(self) -> u32 {
+        self.bits & (ESTABLISHED | RETIRED | ERRORS)
+    }
+
+    /// Whether the connection is closed, for whatever reason.
+    pub(crate) fn is_over(self) -> bool {
+        self.retired() || self.end_reason().is_some()
+    }
+
+    /// Whether it is closed, and all its frames were sent.
+    pub(crate) fn is_sent(self) -> bool {
+        self.bits & SENT != 0
+    }
+
+    pub(crate) fn end_reason(self) -> Option<EndReason> {
+        let table = [
+            (REFUSED, EndReason::Refused),
+            (RESET, EndReason::Reset),
+            (TIMED_OUT, EndReason::TimedOut),
+            (UNREACHABLE, EndReason::Unreachable),
+            (ABORTED, EndReason::Aborted),
+            (LOST, EndReason::AddressLost),
+        ];
+        table
+            .into_iter()
+            .find(|(bit, _)| self.bits & bit != 0)
+            .map(|(_, ending)| ending)
+    }
+}
+
+impl StreamRef<'_> {
+    /// Stores an event of the connection, which happened when the receive stream was `received`
+    /// bytes long.
+    pub(crate) fn event(&self, event: ConnectionEvent, received: u64) {
+        let ends = !matches!(
+            event,
+            ConnectionEvent::Established
+                | ConnectionEvent::AllAcknowledged
+                | ConnectionEvent::PeerFinished { .. }
+        );
+        if ends {
+            // Stored before the bit that makes it valid, which is stored with Release.
+            self.stream
+                .stack
+                .ended_at
+                .store(received, Ordering::Relaxed);
+        }
+        let bit = match event {
+            ConnectionEvent::Established => ESTABLISHED,
+            ConnectionEvent::AllAcknowledged => ACKNOWLEDGED,
+            ConnectionEvent::PeerFinished { end } => {
+                // ORDERING: Release, pairs with the Acquire in `peer_end`.
+                self.stream.stack.peer_end.store(end, Ordering::Release);
+                0
+            }
+            ConnectionEvent::Reset => RESET,
+            ConnectionEvent::Refused => REFUSED,
+            ConnectionEvent::TimedOut => TIMED_OUT,
+            ConnectionEvent::Unreachable => UNREACHABLE,
+            ConnectionEvent::Aborted => ABORTED,
+            ConnectionEvent::AddressLost => LOST,
+        };
+        self.set_status(bit);
+    }
+
+    pub(crate) fn retired(&self) {
+        self.set_status(RETIRED);
+    }
+
+    /// Notes that all frames of a closed connection were sent.
+    pub(crate) fn all_sent(&self) {
+        self.set_status(SENT);
+    }
+
+    fn set_status(&self, bits: u32) {
+        // ORDERING: Release, pairs with the Acquire in `status`.
+        self.stream.stack.status.fetch_or(bits, Ordering::Release);
+        self.notify();
+    }
+
+    pub(crate) fn status(&self) -> ConnectionStatus {
+        ConnectionStatus {
+            // ORDERING: Acquire, pairs with the Release in `set_status`.
+            bits: self.stream.stack.status.load(Ordering::Acquire),
+        }
+    }
+
+    /// How many bytes had been received when the connection was closed; valid once
+    /// [`ConnectionStatus::end_reason`] returns a reason.
+    pub(crate) fn ended_at(&self) -> u64 {
+        self.stream.stack.ended_at.load(Ordering::Relaxed)
+    }
+
+    /// The end of the receive stream, once known.
+    pub(crate) fn peer_end(&self) -> Option<u64> {
+        // ORDERING: Acquire, pairs with the Release in `event`.
+        let end = self.stream.stack.peer_end.load(Ordering::Acquire);
+        (end != UNKNOWN).then_some(end)
+    }
+}
+
+/// The state of a stream for its application, at one moment, as a poller asks on any thread: whether
+/// a read or a write would succeed. It needs neither half of the socket: it follows the delivery
+/// slots from the position of the last read, which the reader publishes for this purpose. From there
+/// to the newest delivery there are never more deliveries than bytes in the receive ring. Each field except `is_writable`
+/// changes when there is news, and never returns to an earlier value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Look {
+    /// The end of the received bytes.
+    pub(crate) received: u64,
+    /// How many reads failed because another user held the bytes.
+    pub(crate) misses: u64,
+    /// How many writes found too little room.
+    pub(crate) shortages: u64,
+    /// The life of the connection: [`Look::END`] and other bits.
+    pub(crate) status: u32,
+    /// There are bytes to read.
+    pub(crate) has_bytes: bool,
+    /// No more bytes will be received, and all received bytes are read.
+    pub(crate) is_at_end: bool,
+    /// At least a third of the room for writing is free. (With less, writes would be small.)
+    pub(crate) has_room: bool,
+}
+
+impl Look {
+    /// The peer has sent the end of the stream.
+    pub(crate) const END: u32 = 1 << 30;
+    /// The application will not read any more.
+    const SHUT_READ: u32 = 1 << 26;
+    /// The application will not write any more.
+    const SHUT_WRITE: u32 = 1 << 25;
+
+    /// Whether the connection is established.
+    pub(crate) fn is_established(&self) -> bool {
+        self.status & ESTABLISHED != 0
+    }
+
+    /// Whether it was closed early.
+    pub(crate) fn has_error(&self) -> bool {
+        self.status & ERRORS != 0
+    }
+
+    /// Whether the connection is closed.
+    pub(crate) fn is_over(&self) -> bool {
+        self.status & (ERRORS | RETIRED) != 0
+    }
+
+    /// Whether nothing will be received any more.
+    pub(crate) fn is_read_over(&self) -> bool {
+        self.is_over() || self.status & (Self::END | Self::SHUT_READ) != 0
+    }
+
+    /// Whether nothing can be written any more.
+    pub(crate) fn is_write_over(&self) -> bool {
+        self.is_over() || self.status & Self::SHUT_WRITE != 0
+    }
+}
+
+impl StreamRef<'_> {
+    /// Notes that a read failed because another user held the bytes. That user may leave some of
+    /// them.
+    #[cold]
+    pub(crate) fn missed(&self) {
+        self.stream.app.misses.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The result of a read and of a write now.
+    pub(crate) fn look(&self) -> Look {
+        let status = self.status();
+        let peer_end = self.peer_end();
+        let app = &self.stream.app;
+        let asked = app.requests.load(Ordering::Acquire);
+        let is_read_shut = asked & SHUT_READ != 0;
+        // ORDERING: Relaxed both. If the reader advances meanwhile, this may report bytes that were
+        // read, as a poller may. It misses no unread bytes.
+        let next = app.next.load(Ordering::Relaxed);
+        let read = app.read.load(Ordering::Relaxed);
+        // Start from the delivery that the reader saw last: its stamp has the end of those before
+        // it.
+        let mut seen = DeliveryCursor {
+            next: next.saturating_sub(1),
+            arrived: read,
+            end: read,
+        };
+        self.follow(&mut seen);
+        let received = seen.arrived;
+        let ended = status.end_reason().is_some() && self.ended_at() <= received;
+        let written = app.written.load(Ordering::Relaxed);
+        Look {
+            received,
+            misses: app.misses.load(Ordering::Relaxed),
+            shortages: app.shortages.load(Ordering::Relaxed),
+            status: status.lasting()
+                | if peer_end.is_some() { Look::END } else { 0 }
+                | if is_read_shut { Look::SHUT_READ } else { 0 }
+                | if asked & SHUTDOWN != 0 {
+                    Look::SHUT_WRITE
+                } else {
+                    0
+                },
+            has_bytes: received > read,
+            is_at_end: peer_end == Some(received) || ended || is_read_shut,
+            has_room: self.has_room_behind(written, 1),
+        }
+    }
 }

@@ -169,8 +169,8 @@ pub struct Digest {
     pub kind: RequestKind,
     /// Optional fields that are set: [`Digest::TIMESTAMPS`] and so on.
     pub bits: u8,
-    /// Low half of the offset in the receive stream at which the payload is stored while it is
-    /// verified, if bytes are reserved for it. `apply` does not read this.
+    /// Low half of the payload's offset in the receive stream, if bytes are reserved for it there:
+    /// it is stored while it is verified. `apply` does not read this.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub reserved: Option<NonZeroU32>,
 }

@@ -2,7 +2,7 @@
 
 use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxMeta};
 
-use super::frames::flow_label;
+use super::flow_label;
 use crate::io::RunFrames;
 use crate::io::stream::{Parts, StreamRef};
 use crate::io::tx::BegunFrames;
