@@ -30,7 +30,7 @@ mod worker;
 use assign::{LONE_BYTES, LONE_FRAMES};
 use autoscale::{Autoscaler, ScaleDecision, WorkDone};
 pub use fault_hooks::FaultHooks;
-use intake::{ParsedRun, WaitingBatches};
+use intake::WaitingBatches;
 pub use layout::{GroupTuning, Layout};
 use pending::PendingEffects;
 pub use primaries::Primaries;
@@ -59,9 +59,9 @@ use crate::io::setup::Setup;
 use crate::io::sleep::{Receiving, Sleepers};
 use crate::io::tx::TxPump;
 use crate::io::world::World;
-use crate::io::{BatchRuns, ClaimedFrames, FrameRecycler, RunFrames};
+use crate::io::{BatchRuns, ClaimedFrames, FrameRecycler, Run, RunFrames};
 use crate::log::effect::Effect;
-use crate::log::request::{InBatch, Request, Verdict};
+use crate::log::request::{InBatch, Request};
 use crate::socket::Sockets;
 use crate::state::apply::ReplicaState;
 use crate::stats::{AutoscaleStats, EffectStats, MembershipStats, PostedStats};
@@ -295,13 +295,13 @@ impl GroupLog<'_> {
         (first, primary)
     }
 
-    /// Publishes the runs of a batch that `worker` parsed; there is room for them.
-    fn publish_batch(&mut self, worker: u8, parsed: &mut [ParsedRun], runs: Vec<RunFrames>) {
-        let has_payload = parsed.iter().any(|run| run.request.digest.len > 0);
-        let (first, primary) =
-            self.put_batch(worker, (parsed.len(), has_payload), BatchRuns::Parsed(runs));
-        let last = parsed.len() - 1;
-        for (index, run) in parsed.iter_mut().enumerate() {
+    /// Publishes the runs of a batch that `worker` parsed, and their `frames`; there is room for them.
+    fn publish_batch(&mut self, worker: u8, runs: &mut [Run], frames: Vec<RunFrames>) {
+        let has_payload = runs.iter().any(|run| run.request.digest.len > 0);
+        let what = (runs.len(), has_payload);
+        let (first, primary) = self.put_batch(worker, what, BatchRuns::Parsed(frames));
+        let last = runs.len() - 1;
+        for (index, run) in runs.iter_mut().enumerate() {
             run.request.in_batch = InBatch {
                 primary,
                 index: index as u8,
@@ -311,7 +311,7 @@ impl GroupLog<'_> {
                 self.shared.verdicts.set(first + index as u64, verdict);
             }
         }
-        let requests = parsed.iter().map(|run| run.request);
+        let requests = runs.iter().map(|run| run.request);
         let published = self.publisher.try_publish_all(requests);
         assert!(published.is_ok(), "published without room at {first}");
     }
@@ -327,21 +327,26 @@ impl Log for GroupLog<'_> {
         *self.room
     }
 
-    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: RunFrames) {
-        let about = &request.digest;
-        let verdict = match (verdict, &mut self.verifies) {
+    fn publish(&mut self, run: &mut Run) {
+        let about = &run.request.digest;
+        let verdict = match (run.verdict, &mut self.verifies) {
             (None, Some(stats))
                 if self.verified < LONE_FRAMES
                     && about.kind.has_frames()
                     && about.len <= LONE_BYTES =>
             {
                 self.verified += 1;
-                Some(prepare_and_store(&self.shared.world, request, &run, stats))
+                let world = &self.shared.world;
+                Some(prepare_and_store(world, &run.request, &run.frames, stats))
             }
-            _ => verdict,
+            (verdict, _) => verdict,
         };
         let what = (1, about.len > 0);
-        let (seq, primary) = self.put_batch(self.holder, what, BatchRuns::One(run));
+        let (seq, primary) = self.put_batch(
+            self.holder,
+            what,
+            BatchRuns::One(core::mem::take(&mut run.frames)),
+        );
         let in_batch = InBatch {
             primary,
             ..InBatch::default()
@@ -353,7 +358,7 @@ impl Log for GroupLog<'_> {
         }
         let published = self.publisher.try_publish(Request {
             in_batch,
-            ..*request
+            ..run.request
         });
         assert!(published.is_ok(), "published without room at {seq}");
     }

@@ -34,11 +34,10 @@ use super::queues::{QueueOrder, first_queue};
 use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, GroupLog, ReplicatedShared};
 use crate::io::claim::MAX_CLAIM;
-use crate::io::gro::{Found, OpenRun, Parser};
+use crate::io::gro::{Found, Parser};
 use crate::io::rx::{Log as _, RESERVED, RxPump};
 use crate::io::sync::AtomicU64;
-use crate::io::{BatchRuns, ClaimedFrames, FrameRecycler, RunFrames};
-use crate::log::request::{ConnId, Flow, Request, Verdict};
+use crate::io::{ClaimedFrames, FrameRecycler, Run};
 use crate::time::{Duration, Instant};
 
 #[cfg(all(test, netstack_loom))]
@@ -49,14 +48,6 @@ const WAITING: usize = if cfg!(netstack_loom) { 2 } else { 16 };
 /// Age of a claimed batch that is not parsed after which any worker parses it. Parsing a full
 /// batch takes a tenth of that.
 pub(crate) const HELP_AFTER: Duration = Duration::from_micros(50);
-
-/// A run without its frames, as it waits to be published.
-pub(super) struct ParsedRun {
-    pub(super) request: Request,
-    pub(super) verdict: Option<Verdict>,
-    flow: Flow,
-    hint: Option<(u64, ConnId)>,
-}
 
 /// The contents of a batch.
 #[derive(Default)]
@@ -69,10 +60,8 @@ pub(crate) struct Parsed {
     is_helped: bool,
     /// The first `count` are runs of segments that are not published; the rest is overwritten, in
     /// place.
-    parsed: Vec<ParsedRun>,
+    runs: Vec<Run>,
     count: usize,
-    /// The frames of each run that is not published.
-    runs: Vec<RunFrames>,
     /// Frames that are no segments for us. The first `handled` are done.
     others: Vec<u8>,
     handled: usize,
@@ -81,18 +70,11 @@ pub(crate) struct Parsed {
 
 impl Found for Parsed {
     #[inline]
-    fn run(&mut self, open: &mut OpenRun, batch: &ClaimedFrames, verdict: Option<Verdict>) {
-        self.runs.push(open.frames(batch));
-        if self.count == self.parsed.len() {
-            self.grow(open);
+    fn run(&mut self, run: &mut Run) {
+        if self.count == self.runs.len() {
+            self.grow(run);
         }
-        let parsed = &mut self.parsed[self.count];
-        // Not as a whole: the compiler would call `memcpy`.
-        parsed.request.digest = open.request.digest;
-        parsed.request.body = open.request.body;
-        parsed.verdict = verdict;
-        parsed.flow = open.flow;
-        parsed.hint = open.hint;
+        self.runs[self.count].set(run);
         self.count += 1;
     }
 
@@ -326,11 +308,9 @@ impl Intake {
         shared: &ReplicatedShared,
         worker: usize,
         batch: &ClaimedFrames,
-        recycler: &mut FrameRecycler,
     ) -> Box<Parsed> {
         let mut parsed = self.spare.pop().unwrap_or_default();
         parsed.worker = worker as u8;
-        parsed.runs = recycler.spare_runs();
         parsed.batch = Some(ClaimedFrames::clone(batch));
         parsed.segments = self.parser.parse(&shared.world, batch, &mut *parsed);
         parsed
@@ -357,7 +337,9 @@ impl Intake {
         if let Some(batch) = parsed.batch.take() {
             recycler.put_batch(batch);
         }
-        recycler.put_runs(BatchRuns::Parsed(core::mem::take(&mut parsed.runs)));
+        for run in &mut parsed.runs[..parsed.count] {
+            recycler.put(core::mem::take(&mut run.frames));
+        }
         parsed.others.clear();
         (parsed.count, parsed.handled, parsed.segments) = (0, 0, 0);
         if self.spare.len() < MAX_SPARE {
@@ -455,13 +437,8 @@ impl Parsed {
     }
 
     #[cold]
-    fn grow(&mut self, open: &OpenRun) {
-        self.parsed.push(ParsedRun {
-            request: open.request,
-            verdict: None,
-            flow: open.flow,
-            hint: None,
-        });
+    fn grow(&mut self, run: &Run) {
+        self.runs.push(Run::bare(run.request));
     }
 
     fn is_published(&self) -> bool {
@@ -506,33 +483,34 @@ impl Parsed {
     ) -> usize {
         let (mut segments, mut kept) = (0, 0);
         for at in 0..self.count {
-            let (parsed, run) = (&mut self.parsed[at], &self.runs[at]);
-            let flow = &parsed.flow;
-            let hint = match pump.is_current(parsed.hint) {
-                true => &mut parsed.hint,
-                false => parser.hint_of(flow).unwrap_or(&mut parsed.hint),
+            let run = &mut self.runs[at];
+            segments += usize::from(run.request.digest.count);
+            let known = match pump.is_current(run.hint) {
+                true => None,
+                false => parser.hint_of(&run.flow()),
             };
-            segments += usize::from(parsed.request.digest.count);
-            let (request, run) = (&mut parsed.request, (run, parsed.verdict));
-            if pump.sample_run(now, request, (flow, hint), run) {
-                if kept != at {
-                    self.parsed.swap(kept, at);
-                    self.runs.swap(kept, at);
-                }
-                kept += 1;
+            if let Some(known) = &known {
+                run.hint = **known;
             }
+            let is_kept = pump.sample_run(now, run);
+            if let Some(known) = known {
+                *known = run.hint;
+            }
+            if !is_kept {
+                pump.recycler.put(core::mem::take(&mut run.frames));
+                continue;
+            }
+            if kept != at {
+                self.runs.swap(kept, at);
+            }
+            kept += 1;
         }
-        self.count = kept;
-        self.runs
-            .drain(kept..)
-            .for_each(|run| pump.recycler.put(run));
+        self.count = 0;
         if kept > 0 {
-            log.publish_batch(
-                self.worker,
-                &mut self.parsed[..kept],
-                core::mem::take(&mut self.runs),
-            );
-            self.count = 0;
+            let runs = &mut self.runs[..kept];
+            let mut frames = pump.recycler.spare_runs();
+            frames.extend(runs.iter_mut().map(|run| core::mem::take(&mut run.frames)));
+            log.publish_batch(self.worker, runs, frames);
         }
         segments
     }
@@ -617,7 +595,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             else {
                 return false;
             };
-            let mut parsed = intake.parse(shared, *id, &batch, recycler);
+            let mut parsed = intake.parse(shared, *id, &batch);
             parsed.is_helped = is_helped;
             recycler.put_batch(batch);
             intake.parsed = Some((number, parsed));

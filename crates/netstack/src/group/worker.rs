@@ -547,8 +547,8 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
             .nth(index as usize);
         let by = (id.unwrap_or(0), self.now);
         let published = shared.with_pump(by, &mut self.share.recycler, None, |_, log| {
-            let run = entry.prepare_world(&shared.world);
-            log.publish(&entry.request, entry.verdict, run);
+            let mut run = entry.prepare_world(&shared.world);
+            log.publish(&mut run);
         });
         published.is_some()
     }

@@ -5,7 +5,7 @@ use super::perform::{self, BuiltHeaders};
 use super::prepare::prepare_and_store;
 use super::world::{Wakes, World};
 use crate::io::rx::Log;
-use crate::io::{ClaimedFrames, RunFrames};
+use crate::io::{ClaimedFrames, Run};
 use crate::log::effect::{Deliver, Effect, EffectSink, Transmit};
 use crate::log::request::{Request, Verdict};
 use crate::state::apply::{ReplicaState, Requests};
@@ -14,15 +14,6 @@ use crate::time::Instant;
 
 /// Maximum number of requests that wait at one time.
 const ROOM: usize = 1 << 10;
-
-/// A request that the pump published, with its frames.
-struct Entry {
-    request: Request,
-    /// One bit per segment, once verified.
-    verdict: Option<Verdict>,
-    /// The frames of the request.
-    run: RunFrames,
-}
 
 /// The effects of one request. The first effect of a request with payload is nearly always a
 /// delivery. It has a separate field, so `take_effects` finds it without a search.
@@ -61,7 +52,7 @@ impl EffectSink for RequestEffects {
 pub(crate) struct DirectLog {
     /// Those below `done` are done; the pump reclaims their frames. Those from `done` to `end`
     /// wait. The rest is empty, so the pump writes the next request in place.
-    entries: Vec<Entry>,
+    runs: Vec<Run>,
     done: usize,
     end: usize,
     effects: RequestEffects,
@@ -75,16 +66,11 @@ impl Log for DirectLog {
     }
 
     #[inline(always)]
-    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: RunFrames) {
-        if self.end == self.entries.len() {
+    fn publish(&mut self, run: &mut Run) {
+        if self.end == self.runs.len() {
             self.grow();
         }
-        let entry = &mut self.entries[self.end];
-        // Not at once: the compiler would call `memcpy`.
-        entry.request.digest = request.digest;
-        entry.request.body = request.body;
-        entry.verdict = verdict;
-        entry.run.set(run);
+        self.runs[self.end].set(run);
         self.end += 1;
     }
 
@@ -108,8 +94,8 @@ impl Log for DirectLog {
 impl DirectLog {
     #[inline(never)]
     fn reclaim_done(&mut self, each: &mut dyn FnMut(ClaimedFrames)) {
-        let done = self.entries[..self.done].iter_mut();
-        for batch in done.filter_map(|entry| entry.run.take_batch()) {
+        let done = self.runs[..self.done].iter_mut();
+        for batch in done.filter_map(|run| run.frames.batch.take()) {
             // Only this thread has handles of a batch.
             match ClaimedFrames::strong_count(&batch) {
                 1 => each(batch),
@@ -117,7 +103,7 @@ impl DirectLog {
             }
         }
         if self.done < self.end {
-            self.entries.rotate_left(self.done);
+            self.runs.rotate_left(self.done);
         }
         self.end -= self.done;
         self.done = 0;
@@ -130,11 +116,8 @@ impl DirectLog {
 
     #[cold]
     fn grow(&mut self) {
-        self.entries.push(Entry {
-            request: Request::tick(Instant::ZERO, 0),
-            verdict: None,
-            run: RunFrames::default(),
-        });
+        let empty = Request::tick(Instant::ZERO, 0);
+        self.runs.push(Run::bare(empty));
     }
 
     /// Prepares all waiting requests, then applies and performs them. All checksums come first:
@@ -163,18 +146,12 @@ impl DirectLog {
         stats: &mut EffectStats,
     ) -> usize {
         let effects = &mut self.effects;
-        let entries = &mut self.entries[self.done..self.end];
-        for Entry {
-            request,
-            verdict,
-            run,
-        } in &mut *entries
-        {
-            if verdict.is_none() {
-                *verdict = Some(prepare_and_store(world, request, run, stats));
-            }
+        let runs = &mut self.runs[self.done..self.end];
+        for run in runs.iter_mut().filter(|run| run.verdict.is_none()) {
+            let verdict = prepare_and_store(world, &run.request, &run.frames, stats);
+            run.verdict = Some(verdict);
         }
-        let Some(entry) = entries.first() else {
+        let Some(run) = runs.first() else {
             return 0;
         };
         let mut performing = Performing {
@@ -182,8 +159,8 @@ impl DirectLog {
             headers,
             stats,
             wakes: Wakes::new(world),
-            waiting: entries.iter(),
-            entry,
+            waiting: runs.iter(),
+            run,
             applied: 0,
         };
         replica.apply_each(&mut performing, effects);
@@ -200,9 +177,9 @@ struct Performing<'a> {
     headers: &'a mut BuiltHeaders,
     stats: &'a mut EffectStats,
     wakes: Wakes<'a>,
-    waiting: core::slice::Iter<'a, Entry>,
+    waiting: core::slice::Iter<'a, Run>,
     /// The request that is being applied.
-    entry: &'a Entry,
+    run: &'a Run,
     applied: usize,
 }
 
@@ -210,8 +187,8 @@ impl Requests<RequestEffects> for Performing<'_> {
     #[inline(always)]
     fn advance(&mut self) -> bool {
         match self.waiting.next() {
-            Some(entry) => {
-                self.entry = entry;
+            Some(run) => {
+                self.run = run;
                 true
             }
             None => false,
@@ -220,20 +197,18 @@ impl Requests<RequestEffects> for Performing<'_> {
 
     #[inline(always)]
     fn current(&self) -> (&Request, Verdict) {
-        let Entry {
-            request, verdict, ..
-        } = self.entry;
-        (request, verdict.unwrap_or(0))
+        (&self.run.request, self.run.verdict.unwrap_or(0))
     }
 
     #[inline(always)]
     fn take_effects(&mut self, asked: &mut RequestEffects) {
         self.applied += 1;
         if let Some(deliver) = &asked.first {
-            let entry = self.entry;
-            let (request, reserved) = (&entry.request, entry.request.digest.reserved);
-            let (layout, run) = (request.layout(), (&entry.run, reserved));
-            perform::deliver(self.world, deliver, layout, run, self.stats);
+            let Run {
+                request, frames, ..
+            } = self.run;
+            let frames = (frames, request.digest.reserved);
+            perform::deliver(self.world, deliver, request.layout(), frames, self.stats);
             self.wakes.add(deliver.conn);
             asked.first = None;
         }
@@ -256,11 +231,10 @@ impl Performing<'_> {
 
     #[inline(never)]
     fn others(&mut self, effects: &mut Vec<Effect>) {
-        let entry = self.entry;
         perform::all(
             self.world,
             &*effects,
-            (&entry.request, &entry.run),
+            (&self.run.request, &self.run.frames),
             self.headers,
             self.stats,
             &mut self.wakes,

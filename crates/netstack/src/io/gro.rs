@@ -23,11 +23,11 @@ use dominoes_drivers::Frame;
 
 use crate::io::prepare::{is_good, is_verified_by_device};
 use crate::io::world::World;
-use crate::io::{ClaimedFrames, Indices, RunFrames};
+use crate::io::{ClaimedFrames, Indices, Run, RunFrames};
 use crate::ip::route::is_martian_v6;
 use crate::log::request::{
     Acks, Body, ConnId, Digest, Flags, Flow, MAX_RUN, MORE_ACKS, MORE_ALIKE, Mac, Options, Request,
-    RequestKind, Sack, SynOptions, Verdict,
+    RequestKind, Sack, SynOptions,
 };
 use crate::packet as wire;
 use crate::packet::Packet;
@@ -45,7 +45,7 @@ pub(crate) fn flow_of(tcp: &wire::Tcp) -> Flow {
 
 /// A run that may still grow. The parser writes its request in place.
 #[derive(Debug)]
-pub(crate) struct OpenRun {
+struct OpenRun {
     /// Whether the run has begun.
     begun: bool,
     /// Whether another segment may follow.
@@ -61,9 +61,7 @@ pub(crate) struct OpenRun {
     /// Flags of the first segment; the digest has the last segment's.
     flags: u8,
     /// The flow of its segments.
-    pub(crate) flow: Flow,
-    /// The connection of the flow, with the version of the table at the look-up.
-    pub(crate) hint: Option<(u64, ConnId)>,
+    flow: Flow,
     /// The headers of a segment that continues the flow, in this run or the next.
     next: Option<wire::HeaderTemplate>,
     /// As `next`, for IPv6; `None` for IPv4.
@@ -77,10 +75,8 @@ pub(crate) struct OpenRun {
     acks: Acks,
     /// The acknowledgment number of the last segment.
     last_ack: SeqNum,
-    /// The request of the run, or of the last run.
-    pub(crate) request: Request,
-    /// Its frames in the batch, if it is not acknowledgments.
-    indices: Indices,
+    /// The run, or the last run.
+    run: Run,
 }
 
 impl Default for OpenRun {
@@ -94,15 +90,13 @@ impl Default for OpenRun {
             owed: 0,
             flags: 0,
             flow: Flow::default(),
-            hint: None,
             next: None,
             next_v6: None,
             are_alike: true,
             beyond: [0; MORE_ALIKE],
             acks: Acks::default(),
             last_ack: SeqNum(0),
-            request: Request::tick(Instant::ZERO, 0),
-            indices: Indices::default(),
+            run: Run::bare(Request::tick(Instant::ZERO, 0)),
         }
     }
 }
@@ -130,10 +124,9 @@ struct Repeated {
 
 /// Receives the contents of a batch.
 pub(crate) trait Found {
-    /// A run of segments of `batch` for us ended. `open` has its request, without time, credit,
-    /// hint and cursors, and its [frames](OpenRun::frames). The verdict is given if it is known
-    /// without reading the payload.
-    fn run(&mut self, open: &mut OpenRun, batch: &ClaimedFrames, verdict: Option<Verdict>);
+    /// A run of segments for us ended. Its request has no time, credit and cursors yet; its verdict
+    /// is given if that is known without reading the payload. Takes its frames.
+    fn run(&mut self, run: &mut Run);
     /// Frame `index` of the batch is something else.
     fn other(&mut self, index: usize);
 }
@@ -269,7 +262,7 @@ impl Parser {
         let (remote, local) = (flow.remote.address, flow.local.address);
         let entry = entry_of(remote.v4_bits(), local.v4_bits(), flow.ports());
         let open = self.runs.get_mut(entry)?;
-        (open.flow == *flow).then_some(&mut open.hint)
+        (open.flow == *flow).then_some(&mut open.run.hint)
     }
 
     /// The run of the last segment.
@@ -366,8 +359,8 @@ impl OpenRun {
             open: &mut self.open,
             is_verified_by_device: self.is_verified_by_device,
             flags: self.flags,
-            digest: &mut self.request.digest,
-            indices: &mut self.indices,
+            digest: &mut self.run.request.digest,
+            indices: &mut self.run.frames.indices,
         };
         match (&self.next, &self.next_v6) {
             (Some(next), _) => rest.follow(next, frames, at),
@@ -388,7 +381,7 @@ impl OpenRun {
         next: &wire::Template<WORDS, HEAD>,
         frames: &[Frame],
     ) -> usize {
-        let seq = self.request.digest.seg_seq.0;
+        let seq = self.run.request.digest.seg_seq.0;
         let follows = |frame: &&Frame| {
             let Some(found) = next.acknowledges(frame.bytes(), seq) else {
                 return false;
@@ -413,12 +406,12 @@ impl OpenRun {
         if self.is_acks {
             return self.add_ack(SeqNum(tcp.ack), tcp.wnd);
         }
-        let digest = &mut self.request.digest;
+        let digest = &mut self.run.request.digest;
         digest.count += 1;
         digest.len += tcp.payload_len;
         digest.flags = Flags(tcp.flags);
         self.open = tcp.flags & LAST_ONLY == 0 && tcp.payload_len == u32::from(digest.seg_len);
-        self.indices.push(at);
+        self.run.frames.indices.push(at);
         true
     }
 
@@ -427,13 +420,13 @@ impl OpenRun {
     #[inline(always)]
     fn is_alike(&self, ack: SeqNum, wnd: u16) -> bool {
         let is_little = ack.since(self.last_ack) <= u32::from(u16::MAX);
-        is_little && wnd == self.request.digest.seg_wnd
+        is_little && wnd == self.run.request.digest.seg_wnd
     }
 
     /// Whether the run of acknowledgments has room for this one.
     #[inline(always)]
     fn has_room_for_ack(&self, ack: SeqNum, wnd: u16) -> bool {
-        let more = usize::from(self.request.digest.count) - 1;
+        let more = usize::from(self.run.request.digest.count) - 1;
         more < MORE_ACKS || more < MORE_ALIKE && self.are_alike && self.is_alike(ack, wnd)
     }
 
@@ -441,13 +434,13 @@ impl OpenRun {
     #[inline(always)]
     fn add_ack(&mut self, ack: SeqNum, wnd: u16) -> bool {
         self.are_alike &= self.is_alike(ack, wnd);
-        let more = usize::from(self.request.digest.count) - 1;
+        let more = usize::from(self.run.request.digest.count) - 1;
         self.beyond[more] = ack.since(self.last_ack) as u16;
         if more < MORE_ACKS {
             (self.acks.ack[more], self.acks.wnd[more]) = (ack, wnd);
         }
         self.last_ack = ack;
-        self.request.digest.count += 1;
+        self.run.request.digest.count += 1;
         true
     }
 
@@ -461,7 +454,7 @@ impl OpenRun {
         self.flags = tcp.flags & !Flags::PSH.0;
         let flow = flow_of(tcp);
         if flow != self.flow {
-            (self.flow, self.hint) = (flow, None);
+            (self.flow, self.run.hint) = (flow, None);
             self.next_v6 = None;
         }
         let is_plain = may_continue(tcp) && tcp.flags & Flags::FIN.0 == 0;
@@ -474,7 +467,7 @@ impl OpenRun {
                 .then(|| wire::HeaderTemplateV6::new(frame.bytes(), tcp))
                 .flatten();
         }
-        let Request { digest, body, .. } = &mut self.request;
+        let Request { digest, body, .. } = &mut self.run.request;
         digest.kind = RequestKind::Segments;
         digest.seg_seq = SeqNum(tcp.seq);
         digest.seg_ack = SeqNum(tcp.ack);
@@ -498,11 +491,11 @@ impl OpenRun {
             payload_offset: tcp.payload_offset,
             options: options_of(tcp),
         };
-        self.indices.begin_with(at);
+        self.run.frames.indices.begin_with(at);
     }
 
     fn may_take(&self, tcp: &wire::Tcp, frame: &Frame) -> bool {
-        let digest = &self.request.digest;
+        let digest = &self.run.request.digest;
         let of_a_kind = self.open
             && if self.is_acks {
                 self.has_room_for_ack(SeqNum(tcp.ack), tcp.wnd)
@@ -522,7 +515,7 @@ impl OpenRun {
             && tcp.seq == digest.seg_seq.0.wrapping_add(digest.len)
             && tcp.timestamps == timestamps
             && tcp.ce == (digest.bits & Digest::CE != 0)
-            && usize::from(tcp.payload_offset) == self.request.layout().1
+            && usize::from(tcp.payload_offset) == self.run.request.layout().1
             && (tcp.flags ^ self.flags) & !LAST_ONLY == 0
             && flow_of(tcp) == self.flow
     }
@@ -569,10 +562,9 @@ impl OpenRun {
             && next.matches(frame.bytes(), self.next_seq().0) == Some(true)
         {
             self.record_followed();
-            let all_good = self.request.digest.all_good();
-            found.run(self, batch, is_verified_by_device.then_some(all_good));
-            self.indices.begin_with(at + many);
-            let digest = &mut self.request.digest;
+            self.pass(batch, is_verified_by_device, found);
+            self.run.frames.indices.begin_with(at + many);
+            let digest = &mut self.run.request.digest;
             digest.seg_seq += digest.len;
             digest.len = u32::from(digest.seg_len);
             (digest.count, digest.flags) = (1, flags);
@@ -585,7 +577,7 @@ impl OpenRun {
     /// The sequence number of the next byte after the run.
     #[inline(always)]
     fn next_seq(&self) -> SeqNum {
-        let digest = &self.request.digest;
+        let digest = &self.run.request.digest;
         digest.seg_seq + digest.len
     }
 
@@ -605,7 +597,7 @@ impl OpenRun {
         next: &wire::Template<WORDS, HEAD>,
         frame: &Frame,
     ) -> Option<Repeated> {
-        let (digest, seq) = (&self.request.digest, self.next_seq());
+        let (digest, seq) = (&self.run.request.digest, self.next_seq());
         if self.is_acks {
             let found = next.acknowledges(frame.bytes(), seq.0)?;
             let is_good = found.is_good || is_verified_by_device(frame);
@@ -630,7 +622,7 @@ impl OpenRun {
     /// later batch do not count, so an acknowledgment waits only for frames of this batch.
     #[inline]
     fn record_followed(&mut self) {
-        let digest = &mut self.request.digest;
+        let digest = &mut self.run.request.digest;
         if !self.is_acks && usize::from(digest.count) == MAX_RUN && self.open {
             digest.bits |= Digest::FOLLOWED;
         }
@@ -641,7 +633,7 @@ impl OpenRun {
     /// [`MAX_OWED`] bytes.
     #[inline]
     fn record_continued(&mut self, tcp: &wire::Tcp) {
-        let digest = &mut self.request.digest;
+        let digest = &mut self.run.request.digest;
         let owed = self.owed + digest.len;
         let continues = self.is_merged
             && self.flags == Flags::ACK.0
@@ -659,7 +651,7 @@ impl OpenRun {
     /// that this run has ended.
     #[inline]
     fn repeat(&mut self, at: usize, what: Repeated) {
-        let digest = &mut self.request.digest;
+        let digest = &mut self.run.request.digest;
         digest.seg_seq += digest.len;
         (digest.seg_ack, digest.seg_wnd) = (what.ack, what.wnd);
         digest.count = 1;
@@ -671,48 +663,58 @@ impl OpenRun {
         (self.begun, self.open) = (true, !what.is_pushed);
         (self.are_alike, self.last_ack) = (true, what.ack);
         if self.is_acks {
-            if let Body::Segments { options, .. } = &mut self.request.body {
+            if let Body::Segments { options, .. } = &mut self.run.request.body {
                 *options = Options::None;
             }
         } else {
             digest.len = u32::from(digest.seg_len);
-            self.indices.begin_with(at);
+            self.run.frames.indices.begin_with(at);
         }
     }
 
     /// Ends the run, if there is one, and passes it to `found`.
     #[inline(always)]
     fn end(&mut self, batch: &ClaimedFrames, found: &mut impl Found) {
-        if self.begun {
-            let verdict = self.finish();
-            found.run(self, batch, verdict);
+        if !self.begun {
+            return;
         }
+        (self.begun, self.open) = (false, false);
+        if self.is_acks {
+            self.end_acks();
+            return found.run(&mut self.run);
+        }
+        self.pass(batch, self.is_verified_by_device, found);
     }
 
-    /// Ends the run. Returns its verdict if that is known without reading the payload.
+    /// Passes a run with frames of `batch` to `found`.
     #[inline(always)]
-    fn finish(&mut self) -> Option<Verdict> {
-        (self.begun, self.open) = (false, false);
-        let digest = &mut self.request.digest;
-        if self.is_acks && digest.count > 1 {
+    fn pass(&mut self, batch: &ClaimedFrames, is_verified: bool, found: &mut impl Found) {
+        let Run {
+            request,
+            verdict,
+            frames,
+            ..
+        } = &mut self.run;
+        *verdict = is_verified.then(|| request.digest.all_good());
+        (frames.batch, frames.seq) = (Some(ClaimedFrames::clone(batch)), request.digest.seg_seq);
+        found.run(&mut self.run);
+    }
+
+    /// Completes a run of acknowledgments, which need no frames.
+    #[inline(always)]
+    fn end_acks(&mut self) {
+        let Request { digest, body, .. } = &mut self.run.request;
+        if digest.count > 1 {
             digest.bits |= Digest::ACKS;
-            if let Body::Segments { options, .. } = &mut self.request.body {
+            if let Body::Segments { options, .. } = body {
                 *options = match self.are_alike {
                     true => Options::AcksAlike(self.beyond),
                     false => Options::Acks(self.acks),
                 };
             }
         }
-        (self.is_acks || self.is_verified_by_device).then(|| digest.all_good())
-    }
-
-    /// The frames of the run that ended last, which were in `batch`. Acknowledgments need none.
-    #[inline(always)]
-    pub(crate) fn frames(&self, batch: &ClaimedFrames) -> RunFrames {
-        match self.is_acks {
-            true => RunFrames::default(),
-            false => RunFrames::new(batch, self.indices, self.request.digest.seg_seq),
-        }
+        self.run.verdict = Some(digest.all_good());
+        self.run.frames = RunFrames::default();
     }
 }
 
@@ -816,6 +818,7 @@ fn options_of(tcp: &wire::Tcp) -> Options {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::log::request::Verdict;
     use crate::packet::flow::{Address, Flow, IpFields};
     use crate::packet::{Packet, TcpHeaders};
 
@@ -868,18 +871,28 @@ pub(super) mod tests {
 
     fn push(run: &mut OpenRun, seq: u32, flags: Flags, payload: &[u8]) -> bool {
         let (tcp, frame) = frame(seq, flags, payload);
-        run.push(&tcp, [2; 6], &frame, run.indices.len())
+        run.push(&tcp, [2; 6], &frame, run.run.frames.indices.len())
     }
 
-    fn take(run: &mut OpenRun) -> Option<(RunFrames, Option<Verdict>)> {
-        let verdict = run.begun.then(|| run.finish())?;
-        Some((run.frames(&ClaimedFrames::default()), verdict))
+    /// Ends the run. Returns how many frames it has.
+    fn take(run: &mut OpenRun) -> Option<usize> {
+        let mut lens = Vec::new();
+        run.end(&ClaimedFrames::default(), &mut lens);
+        lens.pop()
+    }
+
+    /// Notes the number of frames of each run.
+    impl Found for Vec<usize> {
+        fn run(&mut self, run: &mut Run) {
+            self.push(run.frames.len());
+        }
+
+        fn other(&mut self, _: usize) {}
     }
 
     /// How many frames the run that ends now has.
     fn taken(run: &mut OpenRun) -> usize {
-        let (run, _) = take(run).expect("a run has begun");
-        run.len()
+        take(run).expect("a run has begun")
     }
 
     #[test]
@@ -890,7 +903,7 @@ pub(super) mod tests {
         assert!(push(&mut run, 120, Flags::ACK.with(Flags::PSH), &[3; 10]));
         assert!(!push(&mut run, 130, Flags::ACK, &[4; 10]));
         assert_eq!(taken(&mut run), 3);
-        let request = run.request;
+        let request = run.run.request;
         assert_eq!(request.digest.count, 3);
         assert_eq!(request.digest.len, 30);
         assert_eq!(request.digest.seg_len, 10);
@@ -912,20 +925,20 @@ pub(super) mod tests {
         let what = run.matches_template(&next).unwrap();
         run.record_followed();
         take(&mut run).unwrap();
-        assert!(run.request.digest.bits & Digest::FOLLOWED != 0);
-        assert_eq!(usize::from(run.request.digest.count), MAX_RUN);
+        assert!(run.run.request.digest.bits & Digest::FOLLOWED != 0);
+        assert_eq!(usize::from(run.run.request.digest.count), MAX_RUN);
 
         run.repeat(0, what);
         // Only its length may have ended it.
         run.record_followed();
         take(&mut run).unwrap();
-        assert!(run.request.digest.bits & Digest::FOLLOWED == 0);
+        assert!(run.run.request.digest.bits & Digest::FOLLOWED == 0);
     }
 
     /// Notes the first sequence number of each run, and whether it is marked as followed.
     impl Found for Vec<(u32, bool)> {
-        fn run(&mut self, open: &mut OpenRun, _: &ClaimedFrames, _: Option<Verdict>) {
-            let digest = &open.request.digest;
+        fn run(&mut self, run: &mut Run) {
+            let digest = &run.request.digest;
             self.push((digest.seg_seq.0, digest.bits & Digest::FOLLOWED != 0));
         }
 
@@ -981,7 +994,7 @@ pub(super) mod tests {
                 let entry = runs.current;
                 runs.switch_to(&tcp);
                 assert_eq!(runs.current, entry);
-                let at = runs.current().indices.len();
+                let at = runs.current().run.frames.indices.len();
                 assert!(runs.current().push(&tcp, [2; 6], &frame, at));
                 runs.note_begun();
             }
@@ -1007,15 +1020,15 @@ pub(super) mod tests {
         let frames = [next, plain(120), pushed(130), plain(140)];
         assert_eq!(run.follow(&frames, 1), 2);
         assert_eq!(run.follow(&frames, 3), 0);
-        assert!(run.indices.iter().eq(0..3));
+        assert!(run.run.frames.indices.iter().eq(0..3));
         assert_eq!(taken(&mut run), 3);
-        assert_eq!(run.request.digest.count, 3);
-        assert!(run.request.digest.flags.has(Flags::PSH));
+        assert_eq!(run.run.request.digest.count, 3);
+        assert!(run.run.request.digest.flags.has(Flags::PSH));
         let last = pushed(140);
         let what = run.matches_template(&last).unwrap();
         run.repeat(0, what);
         assert_eq!(run.follow(&[last, plain(150)], 1), 0);
-        assert!(run.request.digest.flags.has(Flags::PSH));
+        assert!(run.run.request.digest.flags.has(Flags::PSH));
     }
 
     /// The runs that ended.
@@ -1023,9 +1036,9 @@ pub(super) mod tests {
     struct Ended(Vec<(Request, usize, Option<Verdict>)>);
 
     impl Found for Ended {
-        fn run(&mut self, open: &mut OpenRun, _: &ClaimedFrames, verdict: Option<Verdict>) {
-            let first = open.indices.iter().next().expect("a run has frames");
-            self.0.push((open.request, first, verdict));
+        fn run(&mut self, run: &mut Run) {
+            let first = run.frames.indices.iter().next().expect("a run has frames");
+            self.0.push((run.request, first, run.verdict));
         }
 
         fn other(&mut self, _: usize) {}
@@ -1102,11 +1115,12 @@ pub(super) mod tests {
     /// Ends a run that has no frames. Returns number and window of its acknowledgments.
     fn taken_acks(run: &mut OpenRun) -> Vec<(u32, u16)> {
         assert_eq!(taken(run), 0);
-        assert_eq!(run.request.digest.len, 0);
+        assert_eq!(run.run.request.digest.len, 0);
         let mut seen = Vec::new();
-        run.request
+        run.run
+            .request
             .pieces(u64::MAX, |ack| seen.push((ack.ack.0, ack.wnd)));
-        assert_eq!(seen.len(), usize::from(run.request.digest.count));
+        assert_eq!(seen.len(), usize::from(run.run.request.digest.count));
         seen
     }
 
@@ -1152,10 +1166,15 @@ pub(super) mod tests {
         let (tcp, frame) = frame(100, Flags::ACK, &[]);
         // `emit_tcp` computes no checksum: it does not know the payload.
         assert!(run.push(&tcp, [2; 6], &frame, 0));
-        let verdict = run.finish();
-        let (run, request) = (run.frames(&ClaimedFrames::new(vec![frame])), run.request);
-        assert_eq!((request.digest.count, run.len()), (1, 1));
-        assert_eq!(verdict, None);
-        assert_eq!(crate::io::prepare::prepare(&request, &run), 0);
+        run.end(&ClaimedFrames::new(vec![frame]), &mut Vec::<usize>::new());
+        let Run {
+            request,
+            verdict,
+            frames,
+            ..
+        } = &run.run;
+        assert_eq!((request.digest.count, frames.len()), (1, 1));
+        assert_eq!(*verdict, None);
+        assert_eq!(crate::io::prepare::prepare(request, frames), 0);
     }
 }

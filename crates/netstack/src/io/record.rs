@@ -13,8 +13,8 @@ use std::collections::HashMap;
 
 use dominoes_drivers::Frame;
 
-use crate::io::RunFrames;
 use crate::io::world::World;
+use crate::io::{Run, RunFrames};
 use crate::log::request::{Body, ConnId, Digest, Request, Verdict};
 use crate::udp::record::total;
 
@@ -78,24 +78,17 @@ impl Published {
 
     /// Records a request that is published next, if there is a recorder.
     #[inline(always)]
-    pub(crate) fn record(
-        &mut self,
-        world: &World,
-        request: &Request,
-        (verdict, run): (Option<Verdict>, &RunFrames),
-    ) {
+    pub(crate) fn record(&mut self, world: &World, run: &Run) {
         if self.recorder.is_some() {
-            self.add(world, request, (verdict, run));
+            self.add(world, run);
         }
     }
 
     #[cold]
-    fn add(
-        &mut self,
-        world: &World,
-        request: &Request,
-        (verdict, run): (Option<Verdict>, &RunFrames),
-    ) {
+    fn add(&mut self, world: &World, run: &Run) {
+        let Run {
+            request, verdict, ..
+        } = *run;
         let known = |conn| self.written.get(&conn).copied().unwrap_or(0);
         let digest = &request.digest;
         // The rings do not keep these bytes.
@@ -136,9 +129,9 @@ impl Published {
         if written.is_some() && !is_udp {
             self.written.insert(conn, to);
         }
-        let frames = run.iter().map(|frame| frame.bytes().to_vec());
+        let frames = run.frames.iter().map(|frame| frame.bytes().to_vec());
         let entry = Entry {
-            request: *request,
+            request,
             verdict,
             frames: frames.collect(),
             written,
@@ -160,8 +153,8 @@ impl Published {
 }
 
 impl Entry {
-    /// Stores the written bytes where primaries read them, and returns the entry's frames.
-    pub(crate) fn prepare_world(&self, world: &World) -> RunFrames {
+    /// Stores the written bytes where primaries read them, and returns the request with its frames.
+    pub(crate) fn prepare_world(&self, world: &World) -> Run {
         let streams = match self.request.body {
             Body::Sends { .. } => &world.queues.streams,
             _ => &world.streams,
@@ -179,10 +172,11 @@ impl Entry {
         if let Body::Free { conn } = self.request.body {
             world.streams.recycle(conn);
         }
-        if self.frames.is_empty() {
-            return RunFrames::default();
+        let mut run = Run::new(self.request, self.verdict, RunFrames::default());
+        if !self.frames.is_empty() {
+            let frames = self.frames.iter().map(|bytes| Frame::from_bytes(bytes));
+            run.frames = RunFrames::of(frames.collect(), self.request.digest.seg_seq);
         }
-        let frames = self.frames.iter().map(|bytes| Frame::from_bytes(bytes));
-        RunFrames::of(frames.collect(), self.request.digest.seg_seq)
+        run
     }
 }

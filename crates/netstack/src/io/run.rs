@@ -1,4 +1,4 @@
-//! The frames of a request.
+//! Requests on their way to the log, and their frames.
 //!
 //! All frames that a worker claims from the device at once are a batch. They stay together in
 //! place until the last request that needs one of them is done: a request holds the batch and
@@ -12,7 +12,7 @@ use dominoes::ReadBatch;
 use dominoes_drivers::Frame;
 
 use crate::io::claim::MAX_CLAIM;
-use crate::log::request::MAX_RUN;
+use crate::log::request::{Body, ConnId, Flow, MAX_RUN, Request, Verdict};
 use crate::seqnum::SeqNum;
 
 /// Frames that were claimed from the device at once.
@@ -97,11 +97,63 @@ impl Indices {
     }
 }
 
+/// A request on its way to the log, with its frames. The parser fills in what headers say, and the
+/// pump what it samples.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) request: Request,
+    /// If it is known.
+    pub(crate) verdict: Option<Verdict>,
+    /// The connection of the segments' flow, with the version of the table at the look-up.
+    pub(crate) hint: Option<(u64, ConnId)>,
+    pub(crate) frames: RunFrames,
+}
+
+impl Run {
+    /// A request with its frames.
+    #[inline(always)]
+    pub(crate) fn new(request: Request, verdict: Option<Verdict>, frames: RunFrames) -> Run {
+        Run {
+            request,
+            verdict,
+            hint: None,
+            frames,
+        }
+    }
+
+    /// A request that has no frames.
+    #[inline(always)]
+    pub(crate) fn bare(request: Request) -> Run {
+        Run::new(request, None, RunFrames::default())
+    }
+
+    /// The flow of its segments.
+    #[inline]
+    pub(crate) fn flow(&self) -> Flow {
+        match self.request.body {
+            Body::Segments { flow, .. } => flow,
+            _ => Flow::default(),
+        }
+    }
+
+    /// Becomes `run`, and takes its frames. Not as a whole: the compiler would call `memcpy`.
+    #[inline(always)]
+    pub(crate) fn set(&mut self, run: &mut Run) {
+        self.request.digest = run.request.digest;
+        self.request.body = run.request.body;
+        self.verdict = run.verdict;
+        self.hint = run.hint;
+        self.frames.batch = run.frames.batch.take();
+        self.frames.indices = run.frames.indices;
+        self.frames.seq = run.frames.seq;
+    }
+}
+
 /// The frames of a run or of datagrams, in order; none for acknowledgments and other requests.
 #[derive(Debug, Default)]
 pub(crate) struct RunFrames {
-    batch: Option<ClaimedFrames>,
-    indices: Indices,
+    pub(crate) batch: Option<ClaimedFrames>,
+    pub(crate) indices: Indices,
     /// Sequence number of the first payload byte.
     pub(crate) seq: SeqNum,
 }
@@ -122,12 +174,6 @@ impl RunFrames {
         let mut indices = Indices::default();
         (0..frames.len().min(MOST)).for_each(|index| indices.push(index));
         RunFrames::new(&Arc::new(frames), indices, seq)
-    }
-
-    /// Its batch, if it has one; it has no frames any more.
-    #[inline(always)]
-    pub(crate) fn take_batch(&mut self) -> Option<ClaimedFrames> {
-        self.batch.take()
     }
 
     /// How many frames.
@@ -164,14 +210,6 @@ impl RunFrames {
     #[inline(always)]
     fn all(&self) -> &[Frame] {
         self.batch.as_ref().map_or(&[], |batch| &batch[..])
-    }
-
-    /// Becomes `run`, field by field: a copy as a whole would pass through the stack.
-    #[inline(always)]
-    pub(crate) fn set(&mut self, run: RunFrames) {
-        self.batch = run.batch;
-        self.indices = run.indices;
-        self.seq = run.seq;
     }
 }
 

@@ -29,17 +29,17 @@ use crate::groups;
 use crate::host::{IpHost, IpHostConfig};
 use crate::io::claim::Claimer;
 use crate::io::control::ControlWait;
-use crate::io::gro::{Found, OpenRun, Parser};
+use crate::io::gro::{Found, Parser};
 use crate::io::record::{Published, Recorder};
 use crate::io::sleep::Receiving;
 use crate::io::world::World;
-use crate::io::{ClaimedFrames, FrameRecycler, RunFrames};
+use crate::io::{ClaimedFrames, FrameRecycler, Run};
 use crate::ip::identification::Identifications;
 use crate::ip::neighbor::WaitingOpen;
 use crate::ip::rate_limit::Rate;
 use crate::ip::route::Site;
 use crate::keys::Keys;
-use crate::log::request::{Body, ConnId, Digest, Flow, GroupIndex, NetworkError, Request, Verdict};
+use crate::log::request::{Body, ConnId, Digest, Flow, GroupIndex, NetworkError, Request};
 use crate::packet as wire;
 use crate::packet::flow::Mac;
 use crate::packet::{Malformed, Packet};
@@ -71,9 +71,8 @@ const MAX_LATE_FRAMES: usize = 4096;
 pub(crate) trait Log {
     /// How many requests may be published now.
     fn room(&mut self) -> usize;
-    /// Publishes a request with its frames, and with its verdict if that is known already. Requires
-    /// room.
-    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: RunFrames);
+    /// Publishes a request, and takes its frames. Requires room.
+    fn publish(&mut self, run: &mut Run);
     /// Passes the batch of each run that is no longer needed to `each`.
     fn reclaim(&mut self, each: &mut dyn FnMut(ClaimedFrames));
     /// A count that grows when requests are published; without a log, once for all that wait.
@@ -274,14 +273,13 @@ impl RxPump {
     #[inline(never)]
     fn publish_tick(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let sent = self.sample_sent();
-        self.publish(&Request::tick(now, sent), None, RunFrames::default(), log);
+        self.publish(Run::bare(Request::tick(now, sent)), log);
         1
     }
 
     fn publish_command(&mut self, now: Instant, body: Body, log: &mut impl Log) {
         let sent = self.sample_sent();
-        let request = Request::command(now, sent, body);
-        self.publish(&request, None, RunFrames::default(), log);
+        self.publish(Run::bare(Request::command(now, sent, body)), log);
     }
 
     fn sample_sent(&mut self) -> u64 {
@@ -289,17 +287,11 @@ impl RxPump {
         self.last_sampled.sent
     }
 
-    fn publish(
-        &mut self,
-        request: &Request,
-        verdict: Option<Verdict>,
-        run: RunFrames,
-        log: &mut impl Log,
-    ) {
+    fn publish(&mut self, mut run: Run, log: &mut impl Log) {
         self.stats.requests += 1;
-        self.last_sampled.time = request.digest.now;
-        (self.published).record(&self.world, request, (verdict, &run));
-        log.publish(request, verdict, run);
+        self.last_sampled.time = run.request.digest.now;
+        (self.published).record(&self.world, &run);
+        log.publish(&mut run);
     }
 
     /// Takes frames that return, what was closed, and then hints: no later run has the hint of a
@@ -589,41 +581,32 @@ impl RxPump {
         self.publish_command(now, body, log);
     }
 
-    /// Adds what the pump samples to a run of segments of `flow`, which is published next. Returns
-    /// false if the run must not be published. `hint` is the connection of the flow, with the version of
-    /// the table that it was looked up in.
+    /// Adds what the pump samples to a run of segments, which is published next. Returns false if
+    /// the run must not be published.
     #[inline(always)]
-    pub(crate) fn sample_run(
-        &mut self,
-        now: Instant,
-        request: &mut Request,
-        (flow, hint): (&Flow, &mut Option<(u64, ConnId)>),
-        (run, verdict): (&RunFrames, Option<Verdict>),
-    ) -> bool {
+    pub(crate) fn sample_run(&mut self, now: Instant, run: &mut Run) -> bool {
         self.stats.runs += 1;
-        let conn = match *hint {
-            Some((_, conn)) if self.is_current(*hint) => conn,
+        let conn = match run.hint {
+            Some((_, conn)) if self.is_current(run.hint) => conn,
             _ => {
-                let conn = self.hint_of(now, flow);
-                *hint = Some((self.connections.hints_version, conn));
+                let conn = self.hint_of(now, &run.flow());
+                run.hint = Some((self.connections.hints_version, conn));
                 conn
             }
         };
-        if conn.index == ConnId::NONE.index
-            && !self.takes_unknown(now, request, *flow, (run, verdict))
-        {
+        if conn.index == ConnId::NONE.index && !self.takes_unknown(now, run) {
             return false;
         }
         let sent = self.world.tx.sent();
         self.last_sampled.sent = sent;
-        let ahead = self.stores_ahead.then_some(verdict.is_none());
-        let digest = &mut request.digest;
+        let ahead = self.stores_ahead.then_some(run.verdict.is_none());
+        let digest = &mut run.request.digest;
         (digest.now, digest.sent, digest.hint) = (now, sent, conn);
         self.received += u64::from(digest.len);
         digest.reserved = sample_cursors(&self.world, digest, ahead);
         self.stats.requests += 1;
         self.last_sampled.time = now;
-        (self.published).record(&self.world, request, (verdict, run));
+        (self.published).record(&self.world, run);
         true
     }
 
@@ -636,13 +619,8 @@ impl RxPump {
     /// Finds the next hop of the answer to a run whose flow has no connection. Returns false if the
     /// run must not be published now.
     #[inline(never)]
-    fn takes_unknown(
-        &mut self,
-        now: Instant,
-        request: &mut Request,
-        flow: Flow,
-        (run, verdict): (&RunFrames, Option<Verdict>),
-    ) -> bool {
+    fn takes_unknown(&mut self, now: Instant, run: &mut Run) -> bool {
+        let flow = run.flow();
         // Segments to another host or group must not be answered.
         let is_foreign = self.host.is_foreign(&flow);
         if is_foreign || !self.has_flow(&flow) {
@@ -650,17 +628,16 @@ impl RxPump {
                 true => &mut self.stats.foreign,
                 false => &mut self.stats.not_ours,
             };
-            *count += u64::from(request.digest.count);
+            *count += u64::from(run.request.digest.count);
             return false;
         }
-        let Some(hop) = self.hop_of_answer(now, (request, flow), (run, verdict)) else {
+        let Some(hop) = self.hop_of_answer(now, run) else {
             return false;
         };
-        if let Body::Segments { mac, .. } = &mut request.body {
+        if let Body::Segments { mac, .. } = &mut run.request.body {
             *mac = hop;
         }
-        !(self.connections.held.may_hold(&request.digest)
-            && self.hold_syn(now, (request, flow), (run, verdict)))
+        !(self.connections.held.may_hold(&run.request.digest) && self.hold_syn(now, run))
     }
 
     /// The next time at which this pump has something to do without input.
@@ -709,11 +686,10 @@ struct RunPublisher<'a, L> {
 
 impl<L: Log> Found for RunPublisher<'_, L> {
     #[inline]
-    fn run(&mut self, open: &mut OpenRun, batch: &ClaimedFrames, verdict: Option<Verdict>) {
-        let run = open.frames(batch);
-        let (request, about) = (&mut open.request, (&open.flow, &mut open.hint));
-        if (self.pump).sample_run(self.now, request, about, (&run, verdict)) {
-            self.log.publish(request, verdict, run);
+    fn run(&mut self, run: &mut Run) {
+        match self.pump.sample_run(self.now, run) {
+            true => self.log.publish(run),
+            false => drop(run.frames.batch.take()),
         }
     }
 

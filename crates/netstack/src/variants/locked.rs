@@ -657,7 +657,7 @@ impl<K: LockKind> drive::Worker for LockedWorker<K> {
         let Some(mut side) = shared.rx.try_take() else {
             return false;
         };
-        let run = entry.prepare_world(&shared.world);
+        let mut run = entry.prepare_world(&shared.world);
         let mut intake = Intake {
             shared: &shared,
             id: self.id,
@@ -665,7 +665,7 @@ impl<K: LockKind> drive::Worker for LockedWorker<K> {
             batch: &mut self.batch,
         };
         intake.reclaim(&mut drop);
-        intake.publish(&entry.request, entry.verdict, run);
+        intake.publish(&mut run);
         true
     }
 

@@ -192,8 +192,8 @@ impl Worker for SingleWorker {
     }
 
     fn replay(&mut self, entry: &Entry) -> bool {
-        let run = entry.prepare_world(&self.world);
-        self.direct.publish(&entry.request, entry.verdict, run);
+        let mut run = entry.prepare_world(&self.world);
+        self.direct.publish(&mut run);
         self.process();
         self.direct.reclaim(&mut drop);
         true

@@ -15,7 +15,7 @@ use crate::io::prepare::{datagram_is_good, is_verified_by_device};
 use crate::io::rx::{FRAMES_A_TURN, Log, RxPump};
 use crate::io::stream::{Parts, StreamRef};
 use crate::io::udp_queues::PendingError;
-use crate::io::{ClaimedFrames, Indices, RunFrames};
+use crate::io::{ClaimedFrames, Indices, Run, RunFrames};
 use crate::ip::fragment::{Cut, cut_frame};
 use crate::ip::neighbor::Cause;
 use crate::log::request::{
@@ -382,7 +382,7 @@ impl RxPump {
         let request = Request::new(digest, body);
         self.stats.runs += 1;
         let verdict = is_verified.then(|| request.digest.all_good());
-        self.publish(&request, verdict, run, log);
+        self.publish(Run::new(request, verdict, run), log);
     }
 
     /// Reports an ICMP error about a datagram of ours to its socket, if the socket is connected to
@@ -674,7 +674,7 @@ impl RxPump {
         let sent = self.sample_sent();
         let mut request = Request::command(now, sent, body);
         request.digest.count = count;
-        self.publish(&request, None, RunFrames::default(), log);
+        self.publish(Run::bare(request), log);
     }
 
     /// The link-layer address for packets to `remote`, if it is known.

@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Log, RxPump};
 use crate::error::SocketError;
-use crate::io::RunFrames;
+use crate::io::Run;
 use crate::io::prepare::prepare;
 use crate::io::world::{Decision, OpenResult};
 use crate::log::request::{
-    ALL_PORTS, Binding, Body, Digest, Endpoint, Flow, Options, Request, SynOptions, Verdict,
+    ALL_PORTS, Binding, Body, Digest, Endpoint, Flow, Options, Request, SynOptions,
 };
 use crate::time::{Duration, Instant};
 
@@ -138,12 +138,8 @@ impl RxPump {
     /// Holds a SYN that has no connection, unless no listener holds it. Returns whether the run is
     /// done with.
     #[cold]
-    pub(super) fn hold_syn(
-        &mut self,
-        now: Instant,
-        (request, flow): (&Request, Flow),
-        (run, verdict): (&RunFrames, Option<Verdict>),
-    ) -> bool {
+    pub(super) fn hold_syn(&mut self, now: Instant, run: &Run) -> bool {
+        let (request, flow) = (&run.request, run.flow());
         let Some(port) = self.connections.held.listener_of(flow.local) else {
             return false;
         };
@@ -162,7 +158,7 @@ impl RxPump {
             self.stats.syns_dropped += 1;
             return true;
         }
-        let verdict = verdict.unwrap_or_else(|| prepare(request, run));
+        let verdict = run.verdict.unwrap_or_else(|| prepare(request, &run.frames));
         if verdict & request.digest.all_good() != request.digest.all_good() {
             self.stats.syns_dropped += 1;
             return true;
@@ -236,7 +232,7 @@ impl RxPump {
         (digest.seg_seq, digest.seg_wnd, digest.flags) = (syn.seg_seq, syn.seg_wnd, syn.flags);
         (digest.ts_val, digest.ts_ecr) = (syn.ts_val, syn.ts_ecr);
         digest.bits = syn.bits & Digest::TIMESTAMPS;
-        self.publish(&request, None, RunFrames::default(), log);
+        self.publish(Run::bare(request), log);
         if matches!(decision, Decision::Accept { .. }) {
             held.is_accepted = true;
             held.until = now + BEGINS_WITHIN;

@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, VecDeque};
 
 use dominoes_drivers::Frame;
 
-use crate::io::RunFrames;
 use crate::io::rx::{Log, RESERVED, RxPump};
+use crate::io::{Run, RunFrames};
 use crate::ip::neighbor::{Cause, FRAME_OVERHEAD};
-use crate::log::request::{Address, Flow, Mac, Request, Verdict};
+use crate::log::request::{Address, Mac};
 use crate::time::Instant;
 
 /// Maximum number of runs that wait for one next hop.
@@ -22,29 +22,21 @@ const MOST_FOR_ONE: usize = 64;
 /// Maximum number of bytes of all runs that wait.
 const MOST_BYTES: usize = 1 << 20;
 
-/// Runs whose answers have no known next hop yet.
+/// Runs whose answers have no known next hop yet. They have copies of their frames.
 #[derive(Default)]
 pub(super) struct Unanswered {
-    waiting: BTreeMap<Address, Vec<Held>>,
+    waiting: BTreeMap<Address, Vec<Run>>,
     /// Runs whose next hop is known now. They are published when the log has room.
-    ready: VecDeque<Held>,
+    ready: VecDeque<Run>,
     /// The cost of all of them.
     bytes: usize,
-}
-
-/// A run that waits, with copies of its frames.
-struct Held {
-    request: Request,
-    flow: Flow,
-    verdict: Option<Verdict>,
-    run: RunFrames,
 }
 
 /// The memory that a waiting run takes, in bytes.
 fn cost(run: &RunFrames) -> usize {
     let frames = run.iter();
     let bytes: usize = frames.map(|frame| frame.len() + FRAME_OVERHEAD).sum();
-    bytes + size_of::<Held>()
+    bytes + size_of::<Run>()
 }
 
 /// A copy of a run, which does not hold buffers of the device.
@@ -63,26 +55,16 @@ impl RxPump {
     /// The link-layer address to which the answer to this run goes. If it is not known, the run
     /// waits or is dropped.
     #[cold]
-    pub(super) fn hop_of_answer(
-        &mut self,
-        now: Instant,
-        (request, flow): (&Request, Flow),
-        (run, verdict): (&RunFrames, Option<Verdict>),
-    ) -> Option<Mac> {
-        let remote = flow.remote.address;
+    pub(super) fn hop_of_answer(&mut self, now: Instant, run: &Run) -> Option<Mac> {
+        let remote = run.flow().remote.address;
         let mac = self.with_host(now, |host| host.resolve(Cause::Answer, now, remote));
         if mac.is_some() {
             return mac;
         }
         let held = self.host.site.next_hop(remote).is_some_and(|hop| {
-            let cost = cost(run);
+            let cost = cost(&run.frames);
             self.may_wait_for(now, hop, cost) && {
-                let held = Held {
-                    request: *request,
-                    flow,
-                    verdict,
-                    run: copied(run),
-                };
+                let held = Run::new(run.request, run.verdict, copied(&run.frames));
                 self.connections.unanswered.bytes += cost;
                 let waiting = self.connections.unanswered.waiting.entry(hop);
                 waiting.or_default().push(held);
@@ -90,7 +72,7 @@ impl RxPump {
             }
         });
         if !held {
-            self.stats.unresolved += u64::from(request.digest.count);
+            self.stats.unresolved += u64::from(run.request.digest.count);
         }
         None
     }
@@ -123,7 +105,7 @@ impl RxPump {
             .into_iter()
             .flatten()
         {
-            self.connections.unanswered.bytes -= cost(&held.run);
+            self.connections.unanswered.bytes -= cost(&held.frames);
             self.stats.unresolved += u64::from(held.request.digest.count);
         }
     }
@@ -135,12 +117,10 @@ impl RxPump {
         while log.room() > RESERVED
             && let Some(mut held) = self.connections.unanswered.ready.pop_front()
         {
-            self.connections.unanswered.bytes -= cost(&held.run);
-            let about = (&held.flow, &mut None);
-            let run = (&held.run, held.verdict);
-            match self.sample_run(now, &mut held.request, about, run) {
-                true => log.publish(&held.request, held.verdict, held.run),
-                false => self.recycler.put(held.run),
+            self.connections.unanswered.bytes -= cost(&held.frames);
+            match self.sample_run(now, &mut held) {
+                true => log.publish(&mut held),
+                false => self.recycler.put(held.frames),
             }
             done += 1;
         }

@@ -11,7 +11,7 @@ use crate::io::perform::BuiltHeaders;
 use crate::io::prepare::prepare;
 use crate::io::rx::{Log, RESERVED};
 use crate::io::world::Wakes;
-use crate::io::{self, RunFrames};
+use crate::io::{self, Run, RunFrames};
 use crate::log::effect::Effect;
 use crate::log::request::{Body, Request, RequestKind, Verdict};
 use crate::stats::EffectStats;
@@ -205,7 +205,8 @@ impl<K: LockKind> Log for Intake<'_, K> {
         room.min(layout.claim + RESERVED + 2)
     }
 
-    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: RunFrames) {
+    fn publish(&mut self, run: &mut Run) {
+        let request = run.request;
         let position = *self.next;
         *self.next += 1;
         if self.batch.is_empty() {
@@ -223,13 +224,13 @@ impl<K: LockKind> Log for Intake<'_, K> {
         if request.digest.kind.has_frames() {
             let Batch { free, times, .. } = &mut *self.batch;
             self.shared.sessions.refer(times);
-            message = (self.shared.free_messages).take(run.get(0), free, times);
+            message = (self.shared.free_messages).take(run.frames.get(0), free, times);
         }
         self.batch.items.push(Item {
             position,
-            request: *request,
-            verdict,
-            run,
+            request,
+            verdict: run.verdict,
+            run: core::mem::take(&mut run.frames),
             effects_end: 0,
             ticket: None,
             message,
@@ -242,7 +243,7 @@ impl<K: LockKind> Log for Intake<'_, K> {
 
     fn reclaim(&mut self, each: &mut dyn FnMut(io::ClaimedFrames)) {
         while let Some(runs) = self.shared.back.pop() {
-            let batches = runs.into_iter().filter_map(|mut run| run.take_batch());
+            let batches = runs.into_iter().filter_map(|run| run.batch);
             batches.for_each(&mut *each);
         }
     }

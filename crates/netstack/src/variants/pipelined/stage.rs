@@ -17,7 +17,7 @@ use crate::io::record::Entry;
 use crate::io::rx::{self, Log};
 use crate::io::tx::TxPump;
 use crate::io::world::{Wakes, World};
-use crate::io::{ClaimedFrames, FrameRecycler, RunFrames};
+use crate::io::{ClaimedFrames, FrameRecycler, Run, RunFrames};
 use crate::log::effect::Effect;
 use crate::log::request::{Request, Verdict};
 use crate::state::apply::{ReplicaState, Requests};
@@ -645,7 +645,7 @@ impl Protocol {
 
     /// Publishes an entry of a recorded log, as the pump would.
     pub(super) fn replay(&mut self, entry: &Entry) {
-        let run = entry.prepare_world(&self.world);
+        let mut run = entry.prepare_world(&self.world);
         let mut intake = Intake {
             performed: 0,
             pending: &mut self.pending,
@@ -654,7 +654,7 @@ impl Protocol {
             inbox: &self.inbox,
             stats: &mut self.stats,
         };
-        intake.publish(&entry.request, entry.verdict, run);
+        intake.publish(&mut run);
     }
 }
 
@@ -681,18 +681,19 @@ impl Log for Intake<'_> {
         self.window.saturating_sub(carried)
     }
 
-    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: RunFrames) {
-        let verdict = verdict.unwrap_or_else(|| {
+    fn publish(&mut self, run: &mut Run) {
+        let (request, frames) = (run.request, core::mem::take(&mut run.frames));
+        let verdict = run.verdict.unwrap_or_else(|| {
             // The checksum was wrong, or the datagram was reassembled from fragments.
             self.stats.prepared += u64::from(request.digest.kind.has_frames());
-            prepare(request, &run)
+            prepare(&request, &frames)
         });
         let stage = self.inbox.stage();
         self.pending.push_back(Pending {
             position: *self.published,
-            request: *request,
+            request,
             verdict,
-            remote: RemoteRun { stage, run },
+            remote: RemoteRun { stage, run: frames },
         });
         *self.published += 1;
     }
