@@ -29,6 +29,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
+use crossbeam_utils::CachePadded;
 use dominoes::{TryLock, TryLockGuard};
 use zeroize::Zeroize;
 
@@ -37,11 +38,12 @@ use crate::log::request::ConnId;
 
 /// A bounded ring of units; see the module's documentation.
 pub(crate) struct UnitRing<T> {
-    slots: Box<[Slot<T>]>,
+    /// Each in a cache line of its own, since different threads process neighbours.
+    slots: Box<[CachePadded<Slot<T>>]>,
     /// How many units were pushed; written by the producer.
-    pushed: AtomicU64,
+    pushed: CachePadded<AtomicU64>,
     /// How many units were taken; written by the consumer.
-    taken: AtomicU64,
+    taken: CachePadded<AtomicU64>,
 }
 
 struct Slot<T> {
@@ -87,9 +89,9 @@ impl<T: Default> UnitRing<T> {
             }),
         };
         UnitRing {
-            slots: (0..len as u64).map(slot).collect(),
-            pushed: AtomicU64::new(0),
-            taken: AtomicU64::new(0),
+            slots: (0..len as u64).map(slot).map(CachePadded::new).collect(),
+            pushed: CachePadded::default(),
+            taken: CachePadded::default(),
         }
     }
 }

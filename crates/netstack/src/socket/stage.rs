@@ -261,6 +261,10 @@ impl<C: Codec> Stage<C> {
         let Ok(stream) = self.half.stream() else {
             return;
         };
+        // Usually nothing fired. If this misses that `fire` runs now, the stage is queued again.
+        if self.is_armed.load(Ordering::Relaxed) {
+            return;
+        }
         // ORDERING: AcqRel, pairs with the one in `fire`: the scan sees the arrival that caused it.
         while !self.is_armed.swap(true, Ordering::AcqRel) {
             stream.waiting().watch(&self.arrivals);

@@ -15,7 +15,8 @@ pub(in crate::socket) struct SealUnit<C: Codec> {
     text: TextBuffer,
     len: usize,
     content: u8,
-    /// `None` while there is no unit.
+    /// Stays for the next unit with the same codec: to count its users anew for each unit would
+    /// move the counter, and the key beside it, from core to core. `None` before the first unit.
     codec: Option<Arc<C>>,
     number: u64,
     /// The unit's offset in the send stream.
@@ -194,11 +195,13 @@ impl<C: Codec> Stage<C> {
         let pushed = self.sealing.push(|unit| {
             let mut buffer = self.buffer();
             buffer[..text.len()].copy_from_slice(text);
+            let kept = unit.codec.take();
+            let kept = kept.filter(|codec| Arc::ptr_eq(codec, &sender.codec));
             *unit = SealUnit {
                 text: buffer,
                 len: text.len(),
                 content,
-                codec: Some(Arc::clone(&sender.codec)),
+                codec: kept.or_else(|| Some(Arc::clone(&sender.codec))),
                 number: sender.number,
                 offset: sender.end,
                 unit_len,
@@ -242,6 +245,7 @@ impl<C: Codec> Stage<C> {
                 offset: sender.end,
                 unit_len,
                 fault: sealed.err(),
+                codec: unit.codec.take(),
                 ..SealUnit::default()
             };
         });
@@ -308,7 +312,6 @@ impl<C: Codec> Stage<C> {
             let (mut end, mut failed) = (None, None);
             while let Some((here, fault)) = self.sealing.take(|unit| {
                 world.units.give_back(core::mem::take(&mut unit.text));
-                unit.codec = None;
                 (unit.offset + unit.unit_len as u64, unit.fault)
             }) {
                 failed = failed.or(fault);
