@@ -46,8 +46,8 @@ use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 use dominoes::{
-    BatchRecords, BatchWriter, ChannelStats, EventCount, Fingerprints, Mismatch, Publisher, Seq,
-    Spin, TryLock, TryLockGuard, Verdicts,
+    BatchRecords, BatchWriter, ChannelStats, EventCount, Fingerprints, Mismatch, Publisher, Spin,
+    TryLock, TryLockGuard, Verdicts,
 };
 use dominoes_drivers::Device;
 
@@ -59,7 +59,7 @@ use crate::io::setup::Setup;
 use crate::io::sleep::{Receiving, Sleepers};
 use crate::io::tx::TxPump;
 use crate::io::world::World;
-use crate::io::{BatchRuns, ClaimedFrames, FrameRecycler, Run, RunFrames};
+use crate::io::{BatchFrames, ClaimedFrames, FrameRecycler, Run};
 use crate::log::effect::Effect;
 use crate::log::request::{InBatch, Request};
 use crate::socket::Sockets;
@@ -76,7 +76,7 @@ pub(crate) struct ReplicatedShared {
     verdicts: Verdicts,
     /// The record of each published batch: its frames, and how far its effects are performed, but for
     /// the building of frames.
-    records: Arc<BatchRecords<BatchRuns>>,
+    records: Arc<BatchRecords<BatchFrames>>,
     /// The receiving half of the device: its queues.
     pub(crate) queues: Queues,
     /// Batches that are claimed and not published.
@@ -109,7 +109,7 @@ pub(crate) struct ReplicatedShared {
 pub(crate) struct RxSide {
     pub(crate) pump: RxPump,
     publisher: Publisher<Request, Spin>,
-    writer: BatchWriter<BatchRuns>,
+    writer: BatchWriter<BatchFrames>,
     /// How many requests the log had room for at the last look, less those published since.
     room: usize,
     autoscaler: Autoscaler,
@@ -261,7 +261,7 @@ impl Handle for Arc<ReplicatedShared> {
 struct GroupLog<'a> {
     shared: &'a ReplicatedShared,
     publisher: &'a mut Publisher<Request, Spin>,
-    writer: &'a mut BatchWriter<BatchRuns>,
+    writer: &'a mut BatchWriter<BatchFrames>,
     room: &'a mut usize,
     /// The worker that has the pump.
     holder: u8,
@@ -274,38 +274,25 @@ struct GroupLog<'a> {
 }
 
 impl GroupLog<'_> {
-    /// Puts the record of the next batch into its place: `len` requests with the frames `runs`, for
-    /// which there is room. `worker` parsed it. Returns its first position and its primary.
+    /// Publishes the requests of a batch that `worker` parsed, and their `frames`; there is room for
+    /// them.
     #[inline]
-    fn put_batch(
-        &mut self,
-        worker: u8,
-        (len, has_payload): (usize, bool),
-        runs: BatchRuns,
-    ) -> (Seq, u8) {
-        let first = self.publisher.next_seq();
+    fn publish_batch(&mut self, worker: u8, runs: &mut [Run], frames: BatchFrames) {
+        let has_payload = runs.iter().any(|run| run.request.digest.len > 0);
+        let (first, len) = (self.publisher.next_seq(), runs.len());
         *self.room = self.room.saturating_sub(len);
         let by = (worker, self.holder);
         let primary = self.shared.name_primary(by, (first, len), has_payload);
-        let put = self.writer.put(len, runs);
+        let put = self.writer.put(len, frames);
         assert!(
             put.is_ok_and(|put| put == first),
             "the log and its batches are out of step at {first}"
         );
-        (first, primary)
-    }
-
-    /// Publishes the runs of a batch that `worker` parsed, and their `frames`; there is room for them.
-    fn publish_batch(&mut self, worker: u8, runs: &mut [Run], frames: Vec<RunFrames>) {
-        let has_payload = runs.iter().any(|run| run.request.digest.len > 0);
-        let what = (runs.len(), has_payload);
-        let (first, primary) = self.put_batch(worker, what, BatchRuns::Parsed(frames));
-        let last = runs.len() - 1;
         for (index, run) in runs.iter_mut().enumerate() {
             run.request.in_batch = InBatch {
                 primary,
                 index: index as u8,
-                left: (last - index) as u8,
+                left: (len - 1 - index) as u8,
             };
             if let Some(verdict) = run.verdict {
                 self.shared.verdicts.set(first + index as u64, verdict);
@@ -329,38 +316,20 @@ impl Log for GroupLog<'_> {
 
     fn publish(&mut self, run: &mut Run) {
         let about = &run.request.digest;
-        let verdict = match (run.verdict, &mut self.verifies) {
-            (None, Some(stats))
-                if self.verified < LONE_FRAMES
-                    && about.kind.has_frames()
-                    && about.len <= LONE_BYTES =>
-            {
-                self.verified += 1;
-                let world = &self.shared.world;
-                Some(prepare_and_store(world, &run.request, &run.frames, stats))
-            }
-            (verdict, _) => verdict,
-        };
-        let what = (1, about.len > 0);
-        let (seq, primary) = self.put_batch(
-            self.holder,
-            what,
-            BatchRuns::One(core::mem::take(&mut run.frames)),
-        );
-        let in_batch = InBatch {
-            primary,
-            ..InBatch::default()
-        };
         if !about.kind.has_frames() {
-            self.shared.verdicts.set(seq, 0);
-        } else if let Some(verdict) = verdict {
-            self.shared.verdicts.set(seq, verdict);
+            run.verdict = Some(0);
+        } else if run.verdict.is_none()
+            && self.verified < LONE_FRAMES
+            && about.len <= LONE_BYTES
+            && let Some(stats) = &mut self.verifies
+        {
+            self.verified += 1;
+            let world = &self.shared.world;
+            let verdict = prepare_and_store(world, &run.request, &run.frames, stats);
+            run.verdict = Some(verdict);
         }
-        let published = self.publisher.try_publish(Request {
-            in_batch,
-            ..run.request
-        });
-        assert!(published.is_ok(), "published without room at {seq}");
+        let frames = BatchFrames::One(core::mem::take(&mut run.frames));
+        self.publish_batch(self.holder, core::slice::from_mut(run), frames);
     }
 
     /// The frames of a batch return as soon as it is done.

@@ -95,4 +95,4 @@ pub(crate) mod view;
 pub(crate) mod world;
 
 pub(crate) use dominoes_drivers::prefetch;
-pub(crate) use run::{BatchRuns, ClaimedFrames, FrameRecycler, Indices, Run, RunFrames};
+pub(crate) use run::{BatchFrames, ClaimedFrames, FrameRecycler, Indices, Run, RunFrames};

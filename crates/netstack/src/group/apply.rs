@@ -19,7 +19,7 @@ use super::pending::{Applied, PendingEffects};
 use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, ReplicatedShared};
 use crate::io::prepare::prepare_and_store;
-use crate::io::{BatchRuns, RunFrames};
+use crate::io::{BatchFrames, RunFrames};
 use crate::log::effect::{Effect, EffectSink};
 use crate::log::request::{InBatch, Request};
 use crate::state::apply::ReplicaState;
@@ -331,7 +331,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         } = share;
         let end = log.end();
         let mut done = 0;
-        let mut reading: Option<ReadBatch<'_, BatchRuns>> = None;
+        let mut reading: Option<ReadBatch<'_, BatchFrames>> = None;
         *prepared = (*prepared).max(replica.position());
         while *prepared < end && *prepared_bytes < shared.layout.tuning.ahead_bytes {
             let seq = *prepared;

@@ -16,7 +16,7 @@ use crate::group::{FaultHooks, ReplicatedShared};
 use crate::io::perform;
 use crate::io::perform::BuiltHeaders;
 use crate::io::world::Wakes;
-use crate::io::{BatchRuns, FrameRecycler};
+use crate::io::{BatchFrames, FrameRecycler};
 use crate::log::effect::Effect;
 use crate::stats::EffectStats;
 
@@ -48,7 +48,7 @@ pub(crate) struct Executor<'a, T: FaultHooks> {
     wakes: Wakes<'a>,
     /// The batch of the request at the cursor, if this worker has begun it. Its effects before the
     /// cursor are done.
-    pub(crate) begun: Option<BegunBatch<'a, BatchRuns>>,
+    pub(crate) begun: Option<BegunBatch<'a, BatchFrames>>,
     /// Effects performed, and times that frames were built.
     pub(crate) done: usize,
 }

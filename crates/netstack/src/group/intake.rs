@@ -37,7 +37,7 @@ use crate::io::claim::MAX_CLAIM;
 use crate::io::gro::{Found, Parser};
 use crate::io::rx::{Log as _, RESERVED, RxPump};
 use crate::io::sync::AtomicU64;
-use crate::io::{ClaimedFrames, FrameRecycler, Run};
+use crate::io::{BatchFrames, ClaimedFrames, FrameRecycler, Run};
 use crate::time::{Duration, Instant};
 
 #[cfg(all(test, netstack_loom))]
@@ -510,7 +510,7 @@ impl Parsed {
             let runs = &mut self.runs[..kept];
             let mut frames = pump.recycler.spare_runs();
             frames.extend(runs.iter_mut().map(|run| core::mem::take(&mut run.frames)));
-            log.publish_batch(self.worker, runs, frames);
+            log.publish_batch(self.worker, runs, BatchFrames::Parsed(frames));
         }
         segments
     }

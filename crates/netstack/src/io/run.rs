@@ -215,20 +215,20 @@ impl RunFrames {
 
 /// The frames of the requests that are published together.
 #[derive(Debug)]
-pub(crate) enum BatchRuns {
+pub(crate) enum BatchFrames {
     /// Of a request by itself.
     One(RunFrames),
     /// Of the runs of a batch that was parsed.
     Parsed(Vec<RunFrames>),
 }
 
-impl BatchRuns {
+impl BatchFrames {
     /// The frames of the request at `index`.
     #[inline(always)]
     pub(crate) fn get(&self, index: u8) -> Option<&RunFrames> {
         match self {
-            BatchRuns::One(run) => (index == 0).then_some(run),
-            BatchRuns::Parsed(runs) => runs.get(usize::from(index)),
+            BatchFrames::One(run) => (index == 0).then_some(run),
+            BatchFrames::Parsed(runs) => runs.get(usize::from(index)),
         }
     }
 }
@@ -277,30 +277,25 @@ impl FrameRecycler {
 
     /// Ends reading the frames of a batch, and takes them if the batch is done.
     #[inline]
-    pub(crate) fn put_read(&mut self, reading: Option<ReadBatch<'_, BatchRuns>>) {
+    pub(crate) fn put_read(&mut self, reading: Option<ReadBatch<'_, BatchFrames>>) {
         if let Some(runs) = reading.and_then(ReadBatch::release) {
             self.put_runs(runs);
         }
     }
 
     /// As [`put`](Self::put), for all requests that were published together.
-    pub(crate) fn put_runs(&mut self, runs: BatchRuns) {
+    pub(crate) fn put_runs(&mut self, runs: BatchFrames) {
         match runs {
-            BatchRuns::One(run) => self.put(run),
-            BatchRuns::Parsed(mut runs) => {
+            BatchFrames::One(run) => self.put(run),
+            BatchFrames::Parsed(mut runs) => {
                 for batch in runs.iter_mut().filter_map(|run| run.batch.take()) {
                     self.put_batch(batch);
                 }
                 runs.clear();
-                self.put_spare_runs(runs);
+                if self.spare_runs.len() < MAX_SPARE {
+                    self.spare_runs.push(runs);
+                }
             }
-        }
-    }
-
-    /// Takes back an empty vector for the runs of a batch.
-    pub(crate) fn put_spare_runs(&mut self, runs: Vec<RunFrames>) {
-        if self.spare_runs.len() < MAX_SPARE && runs.capacity() > 0 {
-            self.spare_runs.push(runs);
         }
     }
 
