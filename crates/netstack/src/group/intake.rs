@@ -485,16 +485,16 @@ impl Parsed {
         for at in 0..self.count {
             let run = &mut self.runs[at];
             segments += usize::from(run.request.digest.count);
-            let known = match pump.is_current(run.hint) {
+            let known = match pump.is_current(run) {
                 true => None,
-                false => parser.hint_of(&run.flow()),
+                false => parser.run_of(&run.flow()),
             };
             if let Some(known) = &known {
-                run.hint = **known;
+                run.set_hint(known);
             }
             let is_kept = pump.sample_run(now, run);
             if let Some(known) = known {
-                *known = run.hint;
+                known.set_hint(run);
             }
             if !is_kept {
                 pump.recycler.put(core::mem::take(&mut run.frames));

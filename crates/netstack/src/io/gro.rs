@@ -26,7 +26,7 @@ use crate::io::world::World;
 use crate::io::{ClaimedFrames, Indices, Run, RunFrames};
 use crate::ip::route::is_martian_v6;
 use crate::log::request::{
-    Acks, Body, ConnId, Digest, Flags, Flow, MAX_RUN, MORE_ACKS, MORE_ALIKE, Mac, Options, Request,
+    Acks, Body, Digest, Flags, Flow, MAX_RUN, MORE_ACKS, MORE_ALIKE, Mac, Options, Request,
     RequestKind, Sack, SynOptions,
 };
 use crate::packet as wire;
@@ -256,13 +256,13 @@ impl Parser {
         self.current = entry_of(tcp.src.v4_bits(), tcp.dst.v4_bits(), ports);
     }
 
-    /// The parser's hint for the connection of `flow`, if the flow's entry still has one.
+    /// The last run of `flow`, if its entry still has one.
     #[inline]
-    pub(crate) fn hint_of(&mut self, flow: &Flow) -> Option<&mut Option<(u64, ConnId)>> {
+    pub(crate) fn run_of(&mut self, flow: &Flow) -> Option<&mut Run> {
         let (remote, local) = (flow.remote.address, flow.local.address);
         let entry = entry_of(remote.v4_bits(), local.v4_bits(), flow.ports());
         let open = self.runs.get_mut(entry)?;
-        (open.flow == *flow).then_some(&mut open.run.hint)
+        (open.flow == *flow).then_some(&mut open.run)
     }
 
     /// The run of the last segment.
@@ -454,7 +454,7 @@ impl OpenRun {
         self.flags = tcp.flags & !Flags::PSH.0;
         let flow = flow_of(tcp);
         if flow != self.flow {
-            (self.flow, self.run.hint) = (flow, None);
+            (self.flow, self.run.hint_version) = (flow, 0);
             self.next_v6 = None;
         }
         let is_plain = may_continue(tcp) && tcp.flags & Flags::FIN.0 == 0;

@@ -12,7 +12,7 @@ use dominoes::ReadBatch;
 use dominoes_drivers::Frame;
 
 use crate::io::claim::MAX_CLAIM;
-use crate::log::request::{Body, ConnId, Flow, MAX_RUN, Request, Verdict};
+use crate::log::request::{Body, Flow, MAX_RUN, Request, Verdict};
 use crate::seqnum::SeqNum;
 
 /// Frames that were claimed from the device at once.
@@ -104,8 +104,9 @@ pub(crate) struct Run {
     pub(crate) request: Request,
     /// If it is known.
     pub(crate) verdict: Option<Verdict>,
-    /// The connection of the segments' flow, with the version of the table at the look-up.
-    pub(crate) hint: Option<(u64, ConnId)>,
+    /// The version of the table of connections at the look-up of the digest's hint. 0: it was not
+    /// looked up, or the table was empty.
+    pub(crate) hint_version: u64,
     pub(crate) frames: RunFrames,
 }
 
@@ -116,7 +117,7 @@ impl Run {
         Run {
             request,
             verdict,
-            hint: None,
+            hint_version: 0,
             frames,
         }
     }
@@ -125,6 +126,13 @@ impl Run {
     #[inline(always)]
     pub(crate) fn bare(request: Request) -> Run {
         Run::new(request, None, RunFrames::default())
+    }
+
+    /// Takes over the hint of a run of the same flow.
+    #[inline]
+    pub(crate) fn set_hint(&mut self, known: &Run) {
+        self.request.digest.hint = known.request.digest.hint;
+        self.hint_version = known.hint_version;
     }
 
     /// The flow of its segments.
@@ -142,7 +150,7 @@ impl Run {
         self.request.digest = run.request.digest;
         self.request.body = run.request.body;
         self.verdict = run.verdict;
-        self.hint = run.hint;
+        self.hint_version = run.hint_version;
         self.frames.batch = run.frames.batch.take();
         self.frames.indices = run.frames.indices;
         self.frames.seq = run.frames.seq;

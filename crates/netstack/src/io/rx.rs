@@ -586,22 +586,19 @@ impl RxPump {
     #[inline(always)]
     pub(crate) fn sample_run(&mut self, now: Instant, run: &mut Run) -> bool {
         self.stats.runs += 1;
-        let conn = match run.hint {
-            Some((_, conn)) if self.is_current(run.hint) => conn,
-            _ => {
-                let conn = self.hint_of(now, &run.flow());
-                run.hint = Some((self.connections.hints_version, conn));
-                conn
-            }
-        };
-        if conn.index == ConnId::NONE.index && !self.takes_unknown(now, run) {
+        if !self.is_current(run) {
+            run.request.digest.hint = self.hint_of(now, &run.flow());
+            run.hint_version = self.connections.hints_version;
+        }
+        let is_unknown = run.request.digest.hint.index == ConnId::NONE.index;
+        if is_unknown && !self.takes_unknown(now, run) {
             return false;
         }
         let sent = self.world.tx.sent();
         self.last_sampled.sent = sent;
         let ahead = self.stores_ahead.then_some(run.verdict.is_none());
         let digest = &mut run.request.digest;
-        (digest.now, digest.sent, digest.hint) = (now, sent, conn);
+        (digest.now, digest.sent) = (now, sent);
         self.received += u64::from(digest.len);
         digest.reserved = sample_cursors(&self.world, digest, ahead);
         self.stats.requests += 1;
@@ -610,10 +607,10 @@ impl RxPump {
         true
     }
 
-    /// Whether this connection of a flow was looked up in the table as it is now.
+    /// Whether the hint of a run was looked up in the table as it is now.
     #[inline(always)]
-    pub(crate) fn is_current(&self, hint: Option<(u64, ConnId)>) -> bool {
-        hint.is_some_and(|(version, _)| version == self.connections.hints_version)
+    pub(crate) fn is_current(&self, run: &Run) -> bool {
+        run.hint_version == self.connections.hints_version
     }
 
     /// Finds the next hop of the answer to a run whose flow has no connection. Returns false if the
