@@ -74,8 +74,8 @@ pub(crate) struct ReplicatedShared {
     pub(crate) world: Arc<World>,
     layout: Layout,
     verdicts: Verdicts,
-    /// The record of each published batch: its frames, and how far its effects are performed, but for
-    /// the building of frames.
+    /// The record of each published batch: its frames, and how far its effects are performed, but
+    /// for the building of frames.
     records: Arc<BatchRecords<BatchFrames>>,
     /// The receiving half of the device: its queues.
     pub(crate) queues: Queues,
@@ -136,9 +136,9 @@ impl Receiving for RxGuard<'_> {
 }
 
 impl ReplicatedShared {
-    /// Lets worker `id` work with the receive pump, which uses the worker's `recycler` meanwhile: so
-    /// frames return to the worker that needs them next. Then autoscales, if that is due. `None` if
-    /// another worker has the pump. `verifies`: see [`GroupLog`].
+    /// Lets worker `id` work with the receive pump, which uses the worker's `recycler` meanwhile:
+    /// so frames return to the worker that needs them next. Then autoscales, if that is due. `None`
+    /// if another worker has the pump. `verifies`: see [`GroupLog`].
     #[inline(always)]
     fn with_pump<R>(
         &self,
@@ -274,8 +274,8 @@ struct GroupLog<'a> {
 }
 
 impl GroupLog<'_> {
-    /// Publishes the requests of a batch that `worker` parsed, and their `frames`; there is room for
-    /// them.
+    /// Publishes the requests of a batch that `worker` parsed, and their `frames`; there is room
+    /// for them.
     #[inline]
     fn publish_batch(&mut self, worker: u8, runs: &mut [Run], frames: BatchFrames) {
         let has_payload = runs.iter().any(|run| run.request.digest.len > 0);

@@ -26,8 +26,8 @@ use crate::state::apply::ReplicaState;
 use crate::stats::EffectStats;
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
-    /// The place of the next request in its batch, if this worker can perform it as it applies it: it
-    /// is prepared and this worker's, and all of its earlier work is done.
+    /// The place of the next request in its batch, if this worker can perform it as it applies it:
+    /// it is prepared and this worker's, and all of its earlier work is done.
     #[inline(always)]
     pub(super) fn next_at_once(&self) -> Option<InBatch> {
         let seq = self.replica.position();
@@ -171,7 +171,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
 }
 
 /// Applies the request at `seq`, whose effects go to `out`, if its verdict is known. The hooks of a
-/// test, if it has any, may change the state, the verdict, the request and, by `change`, its effects.
+/// test, if it has any, may change the state, the verdict, the request and, by `change`, its
+/// effects.
 #[inline(always)]
 pub(super) fn apply<T: FaultHooks, S: EffectSink>(
     share: &mut Share<T>,
@@ -256,8 +257,8 @@ impl<T: FaultHooks> Executor<'_, T> {
         true
     }
 
-    /// Performs the `effects` of the request at the cursor. Returns whether all are done; else frames
-    /// of other workers are left. An error means that all from the cursor on are left.
+    /// Performs the `effects` of the request at the cursor. Returns whether all are done; else
+    /// frames of other workers are left. An error means that all from the cursor on are left.
     #[inline(always)]
     fn perform_effects(
         &mut self,

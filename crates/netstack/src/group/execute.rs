@@ -158,8 +158,8 @@ impl<'a, T: FaultHooks> Executor<'a, T> {
         owner == Ok(self.id)
     }
 
-    /// Performs the cursor's `effect`, number `number` of its request, or if there is none, finishes
-    /// its batch. Does nothing if that is done.
+    /// Performs the cursor's `effect`, number `number` of its request, or if there is none,
+    /// finishes its batch. Does nothing if that is done.
     ///
     /// # Errors
     /// [`WorkState::Begun`] if another worker has begun the batch.

@@ -110,7 +110,8 @@ const _: () = assert!(MAX_REPLICAS <= 1 << WORKER_BITS);
 pub(crate) struct WaitingBatches {
     slots: Box<[CachePadded<TryLock<WaitingSlot>>]>,
     claimed: CachePadded<Claimed>,
-    /// How many were published, and their slots freed. Changed by the worker that has the receive pump.
+    /// How many were published, and their slots freed. Changed by the worker that has the receive
+    /// pump.
     freed: CachePadded<AtomicU64>,
 }
 
@@ -173,8 +174,8 @@ impl WaitingBatches {
         frames: Vec<Frame>,
     ) -> Result<(u64, ClaimedFrames), Vec<Frame>> {
         loop {
-            // ORDERING: Acquire, pairs with the Release in `free_oldest`: the slot is free again, and
-            // `number` is not below.
+            // ORDERING: Acquire, pairs with the Release in `free_oldest`: the slot is free again,
+            // and `number` is not below.
             let freed = self.freed.load(Ordering::Acquire);
             let number = self.claimed.count.load(Ordering::Relaxed);
             if number - freed >= WAITING as u64 {
@@ -241,8 +242,8 @@ impl WaitingBatches {
         }
     }
 
-    /// The slot of the oldest batch that is not published, if there is one; `None` if another worker
-    /// looks at it at this moment. The caller has the receive pump.
+    /// The slot of the oldest batch that is not published, if there is one; `None` if another
+    /// worker looks at it at this moment. The caller has the receive pump.
     #[inline]
     fn oldest(&self) -> Option<TryLockGuard<'_, WaitingSlot>> {
         // ORDERING: Relaxed: only the worker that has the receive pump changes it.
@@ -390,8 +391,8 @@ impl Intake {
     }
 
     /// Claims frames from the `queues` of the device and publishes them in one step, for worker
-    /// `id`; if a batch waits, publishes that instead. Returns as `publish_waiting`. If it finds all
-    /// queues empty, sets `empty_at`.
+    /// `id`; if a batch waits, publishes that instead. Returns as `publish_waiting`. If it finds
+    /// all queues empty, sets `empty_at`.
     pub(super) fn claim_and_publish(
         &mut self,
         (shared, id): (&ReplicatedShared, usize),

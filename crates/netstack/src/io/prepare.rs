@@ -19,9 +19,9 @@ const HEAD_V4: usize = 8 + 20;
 const HEAD_V6: usize = 32 + 20;
 
 /// As [`prepare`], and stores the payload on the way if the pump reserved bytes of the receive ring
-/// for it: what was just summed is not fetched a second time. If bytes are reserved, no other worker
-/// stores it: the caller has begun the verdict, or is the pump, which has not published the request
-/// yet.
+/// for it: what was just summed is not fetched a second time. If bytes are reserved, no other
+/// worker stores it: the caller has begun the verdict, or is the pump, which has not published the
+/// request yet.
 pub(crate) fn prepare_and_store(
     world: &World,
     request: &Request,

@@ -295,9 +295,10 @@ impl RxPump {
     }
 
     /// Takes frames that return, what was closed, and then hints: no later run has the hint of a
-    /// connection that was closed before. If anything is closing, or a look at an idle connection is
-    /// due, returns the position below which all was performed when this turn began: without a log,
-    /// the requests of a turn are performed only after it, so a later look could fail in every turn.
+    /// connection that was closed before. If anything is closing, or a look at an idle connection
+    /// is due, returns the position below which all was performed when this turn began: without a
+    /// log, the requests of a turn are performed only after it, so a later look could fail in every
+    /// turn.
     #[inline]
     fn housekeeping(&mut self, now: Instant, log: &mut impl Log) -> Option<u64> {
         log.reclaim(&mut |batch| self.recycler.put_batch(batch));
@@ -727,8 +728,8 @@ fn sample_cursors(world: &World, digest: &mut Digest, ahead: Option<bool>) -> Op
 const MAX_BATCHES: usize = 4;
 
 impl RxPump {
-    /// Claims a batch of at most `most` frames, parses it, and publishes its requests, as far as the
-    /// log has room. Returns how much was done, and whether the device had nothing.
+    /// Claims a batch of at most `most` frames, parses it, and publishes its requests, as far as
+    /// the log has room. Returns how much was done, and whether the device had nothing.
     #[inline]
     pub(crate) fn claim_and_publish(
         &mut self,

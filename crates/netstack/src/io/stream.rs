@@ -33,11 +33,11 @@
 //! after a gap could be reserved as well, but `apply` may refuse them, and a page would be touched
 //! for nothing.) `published_end` is never below the end of any published run, up to the edge of
 //! what `apply` accepts. It starts at `app_read + length` of the first run for which the pump
-//! reserves, so all bytes of earlier runs are below it. The worker that determines the
-//! verdict of such a run makes the copy; no other does: it has begun the verdict
-//! ([`dominoes::Verdicts::begin`]), or it is the pump, before it publishes the run. Later requests may be given the same bytes, because a checksum
-//! was wrong or the run was outside its window. They are applied after the run, whose verdict
-//! exists only when its copy is complete.
+//! reserves, so all bytes of earlier runs are below it. The worker that determines the verdict of
+//! such a run makes the copy; no other does: it has begun the verdict
+//! ([`dominoes::Verdicts::begin`]), or it is the pump, before it publishes the run. Later requests
+//! may be given the same bytes, because a checksum was wrong or the run was outside its window.
+//! They are applied after the run, whose verdict exists only when its copy is complete.
 //!
 //! *Delivery slots.* Delivery j is stamped into slot j modulo their number once its bytes are in
 //! the ring. The stream is readable up to the end of the longest sequence of stamped deliveries
@@ -538,11 +538,12 @@ impl StreamRef<'_> {
     }
 }
 
-/// The state of a stream for its application, at one moment, as a poller asks on any thread: whether
-/// a read or a write would succeed. It needs neither half of the socket: it follows the delivery
-/// slots from the position of the last read, which the reader publishes for this purpose. From there
-/// to the newest delivery there are never more deliveries than bytes in the receive ring. Each field except `is_writable`
-/// changes when there is news, and never returns to an earlier value.
+/// The state of a stream for its application, at one moment, as a poller asks on any thread:
+/// whether a read or a write would succeed. It needs neither half of the socket: it follows the
+/// delivery slots from the position of the last read, which the reader publishes for this purpose.
+/// From there to the newest delivery there are never more deliveries than bytes in the receive
+/// ring. Each field except `is_writable` changes when there is news, and never returns to an
+/// earlier value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Look {
     /// The end of the received bytes.

@@ -143,8 +143,8 @@ pub(crate) struct TxRing {
     shadow: Shadow,
 }
 
-// SAFETY: `built`, `carried` and the memory of a slot are written only by the builder that set
-// its bit in `begun`, and read by that builder before it marks it ready, and by the one `Transmitter`
+// SAFETY: `built`, `carried` and the memory of a slot are written only by the builder that set its
+// bit in `begun`, and read by that builder before it marks it ready, and by the one `Transmitter`
 // after it saw the bit in `ready`. Any thread may read the memory that `carried` refers to.
 unsafe impl Sync for TxRing {}
 // SAFETY: nothing in it belongs to a thread.
@@ -274,7 +274,8 @@ impl TxRing {
     }
 
     /// Makes `worker` the owner of the chunk of frame `frame`, unless it has one. Returns as
-    /// [`owner`](Self::owner); of a chunk that is not due, `worker`, which finds that out when it begins.
+    /// [`owner`](Self::owner); of a chunk that is not due, `worker`, which finds that out when it
+    /// begins.
     pub(crate) fn assign(&self, frame: u64, worker: usize) -> Result<usize, WorkState> {
         let owner = (worker as u64 + 1) << OWNER_SHIFT;
         debug_assert!(
@@ -350,8 +351,8 @@ impl TxRing {
     /// end of the chunk.
     ///
     /// # Errors
-    /// The state of frame `first`. [`WorkState::Free`]: nobody may begin it yet, since its slot still
-    /// has an earlier frame.
+    /// The state of frame `first`. [`WorkState::Free`]: nobody may begin it yet, since its slot
+    /// still has an earlier frame.
     #[inline(always)]
     pub(crate) fn begin(&self, first: u64, most: u32) -> Result<BegunFrames<'_>, WorkState> {
         debug_assert!(most > 0, "no frame is begun");
@@ -828,7 +829,8 @@ impl Transmitter {
     }
 }
 
-/// The transmit pump: hands frames to the device in the order of their numbers. It has no thread: any worker may take it for a moment.
+/// The transmit pump: hands frames to the device in the order of their numbers. It has no thread:
+/// any worker may take it for a moment.
 pub(crate) struct TxPump {
     world: Arc<World>,
     tx: Box<dyn DeviceTx>,
