@@ -19,7 +19,6 @@ pub(crate) mod samples;
 pub(crate) mod searched;
 #[cfg(feature = "report")]
 pub(crate) mod shares;
-pub mod single;
 pub mod smoltcp;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
@@ -33,6 +32,7 @@ use std::sync::Arc;
 #[cfg(feature = "report")]
 use dominoes_netstack::group::Primaries;
 use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::single::Single;
 
 use crate::workload::{Processing, Workload};
 
@@ -448,7 +448,10 @@ pub const VARIANTS: &[Variant] = &[
     )
     .scales()
     .can(limit::can),
-    Variant::new("single", "one core, no log", single::row),
+    Variant::new("single", "one core, no log", |direction, workload, _| {
+        let (single, app) = app::App::on(direction, workload, Single::new)?;
+        Ok(worker::row("single", single.into_workers(), [app]))
+    }),
     #[cfg(feature = "report")]
     Variant::new(
         "locked-mutex",

@@ -23,7 +23,6 @@ mod tcp_rx;
 mod tcp_tx;
 mod tls;
 mod udp_rx;
-mod udp_tx;
 mod warm;
 
 pub use crate::lineup::{Entry, Panel, Wanted};
@@ -99,7 +98,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     locks::EXPERIMENT,
     pipeline::EXPERIMENT,
     udp_rx::EXPERIMENT,
-    udp_tx::EXPERIMENT,
+    udp_rx::SENDING,
     latency::LATENCY,
     nic::EXPERIMENT,
     functions::EXPERIMENT,

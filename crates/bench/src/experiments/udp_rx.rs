@@ -1,4 +1,4 @@
-//! One socket receives as fast as it can.
+//! One socket receives, or sends, as fast as it can.
 
 use super::Experiment;
 use crate::drivers::{Direction, udp};
@@ -9,16 +9,19 @@ use crate::workload::Workload;
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "udp-rx",
     about: "one UDP socket receives: checksum and copy, application in place",
-    panels,
+    panels: |wanted| sweep(wanted, Direction::Receive),
     ..Experiment::NONE
 };
 
-fn panels(wanted: &Wanted) -> Vec<Panel> {
-    sweep(wanted, Direction::Receive)
-}
+pub(super) const SENDING: Experiment = Experiment {
+    name: "udp-tx",
+    about: "one UDP socket sends: copy and checksum, datagrams lie in the send ring",
+    panels: |wanted| sweep(wanted, Direction::Send),
+    ..Experiment::NONE
+};
 
 /// A panel for each size of datagrams, the first with targets.
-pub(super) fn sweep(wanted: &Wanted, direction: Direction) -> Vec<Panel> {
+fn sweep(wanted: &Wanted, direction: Direction) -> Vec<Panel> {
     let mut panels = Vec::new();
     for (size, &segment_bytes) in wanted.segments.iter().enumerate() {
         let workload = Workload {
