@@ -15,7 +15,8 @@ pub(in crate::socket) struct OpenUnit<C: Codec> {
     /// The unit's offset in the receive stream.
     offset: u64,
     unit_len: usize,
-    /// The codec and number with which the unit is opened.
+    /// The codec and number with which the unit is opened. The codec stays for the next unit, as in
+    /// [`SealUnit`](super::SealUnit).
     codec: Option<Arc<C>>,
     number: u64,
     text: TextBuffer,
@@ -134,10 +135,12 @@ impl<C: Codec> Stage<C> {
                 break;
             }
             let pushed = self.opening.push(|unit| {
+                let kept = unit.codec.take();
+                let kept = kept.filter(|kept| Arc::ptr_eq(kept, codec));
                 *unit = OpenUnit {
                     offset: *next,
                     unit_len,
-                    codec: Some(Arc::clone(codec)),
+                    codec: kept.or_else(|| Some(Arc::clone(codec))),
                     number: receiver.number,
                     text: TextBuffer::default(),
                     outcome: bad,
@@ -295,12 +298,20 @@ impl<C: Codec> Reader<C> {
                 UnitState::Done => {
                     // Before the unit is removed, so that a poller finds one or the other.
                     stage.has_text.store(true, Ordering::Relaxed);
-                    let unit = stage.opening.take(core::mem::take);
+                    let unit = stage.opening.take(|unit| {
+                        let codec = unit.codec.take();
+                        let is_ours = codec
+                            .as_ref()
+                            .is_some_and(|it| Arc::ptr_eq(it, &self.codec));
+                        let taken = core::mem::take(unit);
+                        unit.codec = codec;
+                        (taken, is_ours)
+                    });
                     if stage.scan() {
                         stage.share();
                     }
-                    if let Some(unit) = unit {
-                        self.accept(&stream, unit)?;
+                    if let Some((unit, is_ours)) = unit {
+                        self.accept(&stream, unit, is_ours)?;
                     }
                 }
                 UnitState::Ready => {
@@ -390,10 +401,13 @@ impl<C: Codec> Reader<C> {
         }
     }
 
-    /// Accepts a unit as the next one.
-    fn accept(&mut self, stream: &StreamRef<'_>, mut unit: OpenUnit<C>) -> Result<(), C::Error> {
-        let is_ours = unit.codec.as_ref();
-        let is_ours = is_ours.is_some_and(|codec| Arc::ptr_eq(codec, &self.codec));
+    /// Accepts a unit as the next one. `is_ours`: it was opened with the reader's codec.
+    fn accept(
+        &mut self,
+        stream: &StreamRef<'_>,
+        mut unit: OpenUnit<C>,
+        is_ours: bool,
+    ) -> Result<(), C::Error> {
         let is_unit = !unit.text.is_empty();
         if is_unit && (!is_ours || unit.number != self.number) {
             // The codec was replaced before this unit.
