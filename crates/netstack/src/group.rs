@@ -81,8 +81,8 @@ pub(crate) struct ReplicatedShared {
     pub(crate) queues: Queues,
     /// Batches that are claimed and not published.
     pub(crate) batches: WaitingBatches,
-    pub(crate) rx: TryLock<RxSide>,
-    pub(crate) tx: TryLock<TxPump>,
+    pub(crate) rx: CachePadded<TryLock<RxSide>>,
+    pub(crate) tx: CachePadded<TryLock<TxPump>>,
     /// Who is primary, if that is not as by default.
     rule: Option<Box<Rule>>,
     /// Which slots are active, leaving, parked and so on.
@@ -412,8 +412,9 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
                 writer,
                 room: 0,
                 autoscaler: Autoscaler::new(),
-            }),
-            tx: TryLock::new(base.tx),
+            })
+            .into(),
+            tx: TryLock::new(base.tx).into(),
             rule: Rule::of(&layout),
             membership: Members::new(slot_count, layout.replicas, layout.autoscale),
             posts: if layout.confirm {
