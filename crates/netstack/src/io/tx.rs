@@ -23,7 +23,9 @@
 //! (`FrameNumbers::update_sent`). So the slot of a numbered frame is free, and no builder waits.
 //!
 //! If the device lets builders fill in its descriptors ([`TxPrepare`]), they do so before they mark
-//! frames ready, and the transmitter passes slot numbers to the device instead of frames.
+//! frames ready, and the transmitter passes slot numbers to the device instead of frames. A builder
+//! leaves a short frame that it builds by itself, such as an acknowledgment, as it is (plain): to
+//! hand over its descriptor would take longer than to send it.
 //!
 //! [`BegunFrames`] that are dropped before they are ready, also by unwinding, are free again.
 //!
@@ -68,6 +70,9 @@ const MAX_CHUNK: usize = 32;
 /// cache when the call reads them.
 const PREPARED_TOGETHER: usize = 8;
 
+/// A frame that is built by itself is plain if it has at most this many bytes.
+const MAX_PLAIN: usize = 128;
+
 /// The smallest page of memory of any system, in bytes.
 const PAGE: usize = 4096;
 
@@ -110,6 +115,8 @@ struct Chunk {
     begun: AtomicU64,
     /// Frames that are built.
     ready: AtomicU64,
+    /// With a preparer: the plain ones, one bit each, without a lap.
+    plain: AtomicU64,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -186,6 +193,7 @@ impl TxRing {
             CachePadded::new(Chunk {
                 begun: AtomicU64::new(word(0, 0)),
                 ready: AtomicU64::new(word(0, 0)),
+                plain: AtomicU64::new(0),
             })
         };
         let ring = Arc::new(TxRing {
@@ -544,7 +552,7 @@ impl BegunFrames<'_> {
     }
 
     /// Fills in the descriptors of the frames that are built and have none, if the device has a
-    /// preparer.
+    /// preparer and they are not plain.
     #[inline(always)]
     fn fill_descriptors(&mut self) {
         let first = core::mem::replace(&mut self.prepared, self.next);
@@ -556,7 +564,12 @@ impl BegunFrames<'_> {
                 // SAFETY: we have begun and built it, and mark it ready after the last use.
                 frames.push(unsafe { self.ring.frame(slot) });
             }
-            preparer.prepare(first, &frames);
+            if self.frames.is_power_of_two() && frames[0].len() <= MAX_PLAIN {
+                // ORDERING: Relaxed: `mark_ready` follows.
+                (self.chunk.plain).fetch_or(self.frames.into(), Ordering::Relaxed);
+            } else {
+                preparer.prepare(first, &frames);
+            }
         }
     }
 }
@@ -614,9 +627,24 @@ impl Transmitter {
         self.ring.preparer.is_some()
     }
 
-    /// The slot of frame `frame`.
-    pub(crate) fn slot(&self, frame: u64) -> usize {
-        self.ring.index(frame)
+    /// Whether the next frame is ready and plain.
+    #[inline(always)]
+    pub(crate) fn is_next_plain(&self) -> bool {
+        self.are_prepared() && self.any_ready() && self.prepared_slot(self.next).is_none()
+    }
+
+    /// The slot of frame `frame`, which is ready, unless it is plain.
+    #[inline]
+    pub(crate) fn prepared_slot(&self, frame: u64) -> Option<usize> {
+        let is_plain = self.plain_in(frame) >> self.ring.bit(frame) & 1 != 0;
+        (!is_plain).then(|| self.ring.index(frame))
+    }
+
+    /// The plain frames of the chunk of frame `frame`, after a look at its ready ones.
+    #[inline(always)]
+    fn plain_in(&self, frame: u64) -> u32 {
+        // ORDERING: Relaxed: the look at `ready` was an Acquire, and `plain` changes before it.
+        self.ring.chunk(frame).plain.load(Ordering::Relaxed) as u32
     }
 
     /// Sends past a hole after `calls` calls found it and `frames` later frames are ready; never
@@ -661,37 +689,39 @@ impl Transmitter {
     }
 
     /// Adds ready frames below `below` to `out`, from the first unsent frame up to the first that
-    /// is not ready, as far as `out` has room.
+    /// is not ready, or is of the other kind, as far as `out` has room.
     #[inline]
     pub(crate) fn ready<'a, const N: usize>(
         &'a self,
-        below: u64,
+        (below, plain): (u64, bool),
         out: &mut ArrayVec<TxFrame<'a>, N>,
     ) {
-        self.each_ready(below, out.remaining_capacity(), |frame| {
+        self.each_ready((below, plain), out.remaining_capacity(), |frame| {
             // SAFETY: its bit is set in `ready`, and it stays so until `advance`, which needs
             // this handle mutably; until then no thread writes the slot.
             out.push(unsafe { self.ring.frame(self.ring.index(frame)) });
         });
     }
 
-    /// The slot of the first unsent frame, and how many frames [`Transmitter::ready`] finds if
-    /// there is room for `most`. They have consecutive slots.
+    /// The slot of the first unsent frame, and how many frames [`Transmitter::ready`] finds that
+    /// are not plain, if there is room for `most`. They have consecutive slots.
     #[inline]
     pub(crate) fn ready_in_a_row(&self, below: u64, most: usize) -> (usize, usize) {
         let first = self.ring.index(self.next);
         let mut count = 0;
         let most = most.min(self.ring.built.len() - first);
-        self.each_ready(below, most, |_| count += 1);
+        self.each_ready((below, false), most, |_| count += 1);
         (first, count)
     }
 
     #[inline(always)]
-    fn each_ready(&self, below: u64, most: usize, mut each: impl FnMut(u64)) {
+    fn each_ready(&self, (below, plain): (u64, bool), most: usize, mut each: impl FnMut(u64)) {
         let end = below.min(self.next + most as u64);
         let mut first = self.next;
         while first < end {
-            let ready = self.unsent_in(first) >> self.ring.bit(first);
+            let ready = self.unsent_in(first);
+            let others = self.plain_in(first) ^ if plain { u32::MAX } else { 0 };
+            let ready = (ready & !others) >> self.ring.bit(first);
             let behind = first + u64::from(ready.trailing_ones());
             let chunk_end = self.ring.chunk_end(first);
             for frame in first..behind.min(end) {
@@ -821,6 +851,7 @@ impl Transmitter {
             self.gone[index] = 0;
             let free = word(ring.lap(first) + 1, 0);
             // ORDERING: Relaxed: a builder that publishes in the new lap has begun in it before.
+            ring.chunks[index].plain.store(0, Ordering::Relaxed);
             ring.chunks[index].ready.store(free, Ordering::Relaxed);
             // ORDERING: Release, pairs with the Acquire in `begin`: this thread no longer reads the
             // slots.
@@ -867,33 +898,46 @@ impl TxPump {
 
     fn send<const MAX: usize>(&mut self, below: u64) -> usize {
         let mut done = self.control();
-        let Some(taken) = self.offer::<MAX>(below) else {
-            return done + self.send_past_hole::<MAX>();
-        };
-        match taken {
-            Ok(taken) => {
-                self.transmitter.advance(taken);
-                done += taken;
+        let first = self.transmitter.next;
+        let below = below.min(first + MAX as u64);
+        loop {
+            match self.offer::<MAX>(below) {
+                None if self.transmitter.next == first => {
+                    return done + self.send_past_hole::<MAX>();
+                }
+                None | Some(Ok(0)) => return done,
+                Some(Ok(taken)) => {
+                    self.transmitter.advance(taken);
+                    done += taken;
+                }
+                Some(Err(error)) => {
+                    self.world.device_failed(error);
+                    return done;
+                }
             }
-            Err(error) => self.world.device_failed(error),
+            // Where builders prepare frames, the next one may have to be sent the other way.
+            if !self.transmitter.are_prepared() || !self.transmitter.any_ready() {
+                return done;
+            }
         }
-        done
     }
 
-    /// Offers frames to the device. Returns how many it took, or `None` if no frame is ready.
+    /// Offers frames to the device that are sent the same way. Returns how many it took, or `None`
+    /// if no frame is ready.
     #[inline(always)]
     fn offer<const MAX: usize>(&mut self, below: u64) -> Option<Result<usize, DeviceError>> {
         if self.world.has_detours() {
             return self.offer_or_loop::<MAX>(below);
         }
-        if self.transmitter.are_prepared() {
+        let is_plain = self.transmitter.is_next_plain();
+        if self.transmitter.are_prepared() && !is_plain {
             let (first, count) = self.transmitter.ready_in_a_row(below, MAX);
             let taken =
                 (count > 0).then(|| checked::transmit_prepared(&mut *self.tx, first, count));
             return taken.inspect(|taken| self.world.set_device_refuses(taken.is_err()));
         }
         let mut frames = ArrayVec::<_, MAX>::new();
-        self.transmitter.ready(below, &mut frames);
+        self.transmitter.ready((below, is_plain), &mut frames);
         let taken = (!frames.is_empty()).then(|| checked::transmit(&mut *self.tx, &frames));
         taken.inspect(|taken| self.world.set_device_refuses(taken.is_err()))
     }
@@ -906,7 +950,8 @@ impl TxPump {
         below: u64,
     ) -> Option<Result<usize, DeviceError>> {
         let mut frames = ArrayVec::<_, MAX>::new();
-        self.transmitter.ready(below, &mut frames);
+        let is_plain = self.transmitter.is_next_plain();
+        self.transmitter.ready((below, is_plain), &mut frames);
         let comes_back = self.world.comes_back(frames.first()?);
         let mut first = frames.iter();
         if comes_back {
@@ -919,7 +964,7 @@ impl TxPump {
         if self.world.is_link_down() {
             return Some(Ok(count));
         }
-        let taken = if self.transmitter.are_prepared() {
+        let taken = if self.transmitter.are_prepared() && !is_plain {
             let (first, count) = self.transmitter.ready_in_a_row(below, count);
             checked::transmit_prepared(&mut *self.tx, first, count)
         } else {
@@ -948,8 +993,10 @@ impl TxPump {
             Ok(picked.len())
         } else {
             let taken = if self.transmitter.are_prepared() {
-                let slots = picked.iter().map(|frame| self.transmitter.slot(*frame));
-                transmit_one_by_one(&mut *self.tx, slots)
+                let slots = picked
+                    .iter()
+                    .map(|frame| self.transmitter.prepared_slot(*frame));
+                transmit_one_by_one(&mut *self.tx, slots.zip(&frames))
             } else {
                 checked::transmit(&mut *self.tx, &frames)
             };
@@ -1020,14 +1067,18 @@ impl TxPump {
     }
 }
 
-/// Sends the prepared frames in these slots one by one. Returns how many the device took.
-fn transmit_one_by_one(
+/// Sends frames one by one, a prepared one by its slot. Returns how many the device took.
+fn transmit_one_by_one<'a>(
     tx: &mut dyn DeviceTx,
-    slots: impl Iterator<Item = usize>,
+    frames: impl Iterator<Item = (Option<usize>, &'a TxFrame<'a>)>,
 ) -> Result<usize, DeviceError> {
     let mut taken = 0;
-    for slot in slots {
-        match tx.transmit_prepared(slot, 1) {
+    for (slot, frame) in frames {
+        let sent = match slot {
+            Some(slot) => tx.transmit_prepared(slot, 1),
+            None => tx.transmit(core::slice::from_ref(frame)),
+        };
+        match sent {
             Ok(0) => break,
             Ok(_) => taken += 1,
             Err(error) if taken == 0 => return Err(error),

@@ -9,18 +9,18 @@ use super::*;
 /// Builds those of these frames that are free, up to the first that is not. Returns whether that
 /// was all of them.
 fn build(ring: &TxRing, frames: Range<u64>) -> bool {
-    count_built(ring, frames.clone()) == frames.end - frames.start
+    count_built(ring, frames.clone(), 1) == frames.end - frames.start
 }
 
-/// As `build`, but returns how many there were.
-fn count_built(ring: &TxRing, frames: Range<u64>) -> u64 {
+/// As `build`, of frames of `len` bytes, but returns how many there were.
+fn count_built(ring: &TxRing, frames: Range<u64>, len: usize) -> u64 {
     let Ok(mut begun) = ring.begin(frames.start, (frames.end - frames.start) as u32) else {
         return 0;
     };
     let count = u64::from(begun.left());
     for frame in frames.start..frames.start + count {
         begun.buffer()[0] = frame as u8;
-        begun.built(0, 1, TxMeta::default());
+        begun.built(0, len, TxMeta::default());
     }
     begun.mark_ready();
     count
@@ -29,7 +29,7 @@ fn count_built(ring: &TxRing, frames: Range<u64>) -> u64 {
 /// Sends the ready frames once, and returns the first byte of each.
 fn send(transmitter: &mut Transmitter) -> Vec<u8> {
     let mut frames = ArrayVec::<_, 4>::new();
-    transmitter.ready(u64::MAX, &mut frames);
+    transmitter.ready((u64::MAX, transmitter.is_next_plain()), &mut frames);
     let sent: Vec<u8> = frames.iter().map(|frame| frame.payload[0]).collect();
     drop(frames);
     if !sent.is_empty() {
@@ -83,9 +83,9 @@ fn of_two_builders_whose_frames_overlap_one_builds_each() {
         let (ring, mut transmitter) = TxRing::with_chunks(4, (64, 0), 4, None);
         let other = {
             let ring = Arc::clone(&ring);
-            thread::spawn(move || count_built(&ring, 1..3))
+            thread::spawn(move || count_built(&ring, 1..3, 1))
         };
-        let own = count_built(&ring, 0..2);
+        let own = count_built(&ring, 0..2, 1);
         let other = other.join().unwrap();
         assert!([(2, 0), (1, 2)].contains(&(own, other)));
         assert!(own == 1 || build(&ring, 2..3));
@@ -173,15 +173,20 @@ impl TxPrepare for Prepared {
 }
 
 /// Catches: a slot passed to the device before its frame is prepared, because `mark_ready` comes
-/// first; a frame prepared while the frame of the previous lap is still being sent from the slot.
+/// first, or although its frame is plain; a frame prepared while the frame of the previous lap is
+/// still being sent from the slot.
 #[test]
 fn frames_are_prepared_before_they_are_sent_and_after_the_lap_before() {
     loom::model(|| {
         let prepared = Arc::new(Prepared([9, 9].map(AtomicU64::new)));
         let preparer: Arc<dyn TxPrepare> = prepared.clone();
-        let (ring, mut transmitter) = TxRing::with_chunks(2, (64, 0), 2, Some(preparer));
+        let (ring, mut transmitter) = TxRing::with_chunks(2, (2 * MAX_PLAIN, 0), 2, Some(preparer));
         let mut sent = Vec::new();
-        let mut send = || {
+        let mut send_some = || {
+            if transmitter.is_next_plain() {
+                sent.extend(send(&mut transmitter).into_iter().map(u64::from));
+                return true;
+            }
             let (first, count) = transmitter.ready_in_a_row(u64::MAX, 2);
             let slots = prepared.0[first..first + count].iter();
             sent.extend(slots.map(|slot| slot.load(Ordering::Relaxed)));
@@ -191,19 +196,21 @@ fn frames_are_prepared_before_they_are_sent_and_after_the_lap_before() {
             count > 0
         };
         assert!(build(&ring, 0..1));
+        // Not plain.
+        let build = |ring: &TxRing, frame| count_built(ring, frame..frame + 1, MAX_PLAIN + 1) == 1;
         let builder = {
             let ring = Arc::clone(&ring);
             thread::spawn(move || {
-                assert!(build(&ring, 1..2));
-                build(&ring, 2..3)
+                assert!(build(&ring, 1));
+                build(&ring, 2)
             })
         };
-        send();
+        send_some();
         if !builder.join().unwrap() {
-            while send() {}
-            assert!(build(&ring, 2..3));
+            while send_some() {}
+            assert!(build(&ring, 2));
         }
-        while send() {}
+        while send_some() {}
         assert_eq!(sent, [0, 1, 2]);
     });
 }

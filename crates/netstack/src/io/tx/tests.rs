@@ -19,7 +19,7 @@ fn whole(frames: &[TxFrame<'_>]) -> Vec<Vec<u8>> {
 
 fn send_all(transmitter: &mut Transmitter) -> Vec<Vec<u8>> {
     let mut frames = ArrayVec::<_, 8>::new();
-    transmitter.ready(u64::MAX, &mut frames);
+    transmitter.ready((u64::MAX, transmitter.is_next_plain()), &mut frames);
     let mut sent = whole(&frames);
     drop(frames);
     if !sent.is_empty() {
@@ -344,20 +344,21 @@ impl TxPrepare for Noting {
 
 #[test]
 fn frames_are_prepared_when_they_are_built_and_sent_by_slots_in_a_row() {
+    const LEN: usize = MAX_PLAIN + 1;
     let noting = Arc::new(Noting::default());
     let preparer: Arc<dyn TxPrepare> = noting.clone();
-    let (ring, mut transmitter) = TxRing::with_chunks(8, (64, 0), 4, Some(preparer));
+    let (ring, mut transmitter) = TxRing::with_chunks(8, (2 * MAX_PLAIN, 0), 4, Some(preparer));
     let noted = || core::mem::take(&mut *noting.0.lock().unwrap());
     let build_some = |first: u64, count: u32| {
         let mut begun = ring.begin(first, count).unwrap();
         for frame in first..first + u64::from(count) {
-            begun.buffer()[..2].copy_from_slice(&[b'p', frame as u8]);
-            begun.built(1, 2, TxMeta::default());
+            begun.buffer()[..LEN].copy_from_slice(&[frame as u8; LEN]);
+            begun.built(1, LEN, TxMeta::default());
         }
         begun
     };
     let frames = |numbers: core::ops::Range<u8>| -> Vec<Vec<u8>> {
-        numbers.map(|number| vec![b'p', number]).collect()
+        numbers.map(|number| vec![number; LEN]).collect()
     };
     drop(build_some(1, 2));
     assert_eq!(noted(), [], "it is not ready");
@@ -377,6 +378,33 @@ fn frames_are_prepared_when_they_are_built_and_sent_by_slots_in_a_row() {
     assert_eq!(transmitter.ready_in_a_row(u64::MAX, 8), (6, 2));
     transmitter.advance(2);
     assert_eq!(transmitter.ready_in_a_row(u64::MAX, 8), (0, 2));
+}
+
+#[test]
+fn a_short_frame_that_is_built_by_itself_is_sent_as_it_is_between_prepared_ones() {
+    let noting = Arc::new(Noting::default());
+    let preparer: Arc<dyn TxPrepare> = noting.clone();
+    let (ring, mut transmitter) = TxRing::with_chunks(4, (2 * MAX_PLAIN, 0), 4, Some(preparer));
+    // In the second lap, each slot has a frame of the other kind.
+    for (lap, long) in [
+        (0, [false, true, false, false]),
+        (4, [true, false, true, true]),
+    ] {
+        for (frame, is_long) in (lap..).zip(long) {
+            let len = if is_long { MAX_PLAIN + 1 } else { MAX_PLAIN };
+            build(&ring, frame, &vec![frame as u8; len]);
+            assert_eq!(transmitter.prepared_slot(frame).is_some(), is_long);
+        }
+        for (count, is_long) in [(1, long[0]), (1, long[1]), (2, long[2])] {
+            assert_eq!(transmitter.is_next_plain(), !is_long);
+            let prepared = if is_long { count } else { 0 };
+            assert_eq!(transmitter.ready_in_a_row(u64::MAX, 8).1, prepared);
+            assert_eq!(send_all(&mut transmitter).len(), count);
+        }
+    }
+    let noted = noting.0.lock().unwrap();
+    let slots: Vec<usize> = noted.iter().map(|(slot, _)| *slot).collect();
+    assert_eq!(slots, [1, 0, 2, 3]);
 }
 
 /// Pages that this thread was the first to touch, from what Linux counts for it.
@@ -422,4 +450,36 @@ fn a_device_that_fails_past_a_hole_is_known_to_refuse_frames_until_it_takes_one(
     script.fail_with(None);
     assert_eq!(base.tx.turn(), 1);
     assert!(!base.world.is_device_refusing());
+}
+
+#[test]
+fn a_turn_sends_short_and_long_frames_in_order_also_past_a_hole() {
+    let (device, script) = memory::scripted();
+    let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+    let mut base = setup.build(Box::new(device), 16, 2).unwrap();
+    base.tx.transmitter.send_past(1, 1);
+    let long = [7; MAX_PLAIN + 1];
+    let lens = |frames: &[(Vec<u8>, TxMeta)]| -> Vec<usize> {
+        frames.iter().map(|(bytes, _)| bytes.len()).collect()
+    };
+    for (frame, len) in [
+        (0, 60),
+        (1, long.len()),
+        (2, 61),
+        (3, 62),
+        (5, long.len()),
+        (6, 63),
+    ] {
+        build(&base.world.tx, frame, &long[..len]);
+    }
+    assert_eq!(base.tx.turn(), 4);
+    assert_eq!(lens(&script.take_sent()), [60, long.len(), 61, 62]);
+    assert_eq!(base.tx.turn(), 2);
+    assert_eq!(lens(&script.take_sent()), [long.len(), 63]);
+    build(&base.world.tx, 4, &long);
+    build(&base.world.tx, 7, &long[..60]);
+    // Each turn ends where frames have gone.
+    assert_eq!(base.tx.turn() + base.tx.turn(), 2);
+    assert_eq!(lens(&script.take_sent()), [long.len(), 60]);
+    assert_eq!(base.world.tx.sent(), 8);
 }
