@@ -4,15 +4,16 @@
 //! core of the other worker, and a request and its answer change cores where it happens. So a
 //! worker that has had no share of the work for some turns stays aside while the worker that
 //! claimed the latest frames keeps finding the device empty. It does not look for more, and it
-//! naps: it leaves the log alone, too, until it lags by a 16th of it, or for 200 us. Its thread may
-//! sleep meanwhile: the other one does lone requests whole, and wakes it for work that two cores
-//! can share, or when it has not applied a quarter of the log. Asleep, it still asks every
-//! [`RECHECK`](crate::io::sleep::RECHECK) whether that worker is late or gone.
+//! naps: it leaves the log alone, too, until it lags by a 16th of it, or for 200 us. Then it
+//! catches up in short turns. Its thread may sleep meanwhile: the other one does lone requests
+//! whole, and wakes it for work that two cores can share, or when it has not applied a quarter of
+//! the log. Asleep, it still asks every [`RECHECK`](crate::io::sleep::RECHECK) whether that worker
+//! is late or gone.
 
 use dominoes::Seq;
 
 use super::pending::Applied;
-use super::worker::ReplicatedWorker;
+use super::worker::{MOST_APPLIED, ReplicatedWorker};
 use crate::drive::Worker as _;
 use crate::group::FaultHooks;
 use crate::group::assign::{LONE_BYTES, LONE_FRAMES};
@@ -25,6 +26,9 @@ const QUIET_TURNS: u32 = 16;
 const LOOK_AFTER: Duration = Duration::from_micros(20);
 /// The longest time without a look at the log, if few requests come meanwhile.
 const LATEST_LOOK: Duration = Duration::from_micros(200);
+/// The most requests that a worker aside applies in a turn. If its thread has other work, such as
+/// the client of these requests, that does not wait for more.
+const APPLIED_ASIDE: usize = 16;
 /// A request with more than [`LONE_BYTES`], a batch with more segments or a turn with more than
 /// [`LONE_FRAMES`] and than requests is load.
 const LONE_SEGMENTS: u8 = 1;
@@ -50,6 +54,8 @@ pub(super) struct Quiet {
     pub(super) is_aside: bool,
     /// Whether it naps in this turn.
     pub(super) naps: bool,
+    /// Whether its last turn left requests.
+    pub(super) catches_up: bool,
     /// Whether its thread is about to sleep.
     pub(super) sleeps: bool,
     /// The time of this turn.
@@ -139,7 +145,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             return;
         };
         if is_aside && self.quiet.now < now {
-            self.quiet.naps = self.quiet.ask_at == asks_at || self.naps_on(now);
+            let looks = self.quiet.catches_up;
+            self.quiet.naps = !looks && (self.quiet.ask_at == asks_at || self.naps_on(now));
         }
         self.quiet.now = now;
     }
@@ -170,6 +177,14 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             false => 0,
         };
         self.log.poll() - self.replica.position() > may_lag
+    }
+
+    /// The most requests that this worker applies with pending effects in a turn.
+    pub(super) const fn most_applied(&self) -> usize {
+        match self.quiet.is_aside {
+            true => APPLIED_ASIDE,
+            false => MOST_APPLIED,
+        }
     }
 
     /// How many requests a worker that stays aside may leave for later.
@@ -266,7 +281,7 @@ mod tests {
         answers: TcpStream,
         now: Instant,
         woken: Arc<Woken>,
-        /// Turns of the second worker in which it looked at the log.
+        /// How often the second worker began to look at the log.
         looks: u64,
     }
 
@@ -319,8 +334,14 @@ mod tests {
             self.client.turn(self.now);
             self.work();
             let second = &mut self.workers[1];
+            let (position, goes_on) = (second.replica.position(), second.quiet.catches_up);
             second.turn(self.now);
-            self.looks += u64::from(!second.quiet.naps);
+            self.looks += u64::from(!second.quiet.naps && !goes_on);
+            let applied = second.replica.position() - position;
+            assert!(
+                !second.is_aside() || applied <= APPLIED_ASIDE as u64,
+                "{applied}"
+            );
         }
 
         /// A turn of the first worker and its application.

@@ -49,7 +49,7 @@ pub(super) const IDLE_TURNS: u32 = 16;
 /// Once a turn has applied this many requests at once, it takes no further ones that way; the most
 /// that it then applies with pending effects. About two batches of frames, if each frame is a
 /// request.
-const MOST_APPLIED: usize = 256;
+pub(super) const MOST_APPLIED: usize = 256;
 
 /// If frames wait and none was sent for so long, any worker sends, even a busy one. Building a few
 /// chunks of frames takes about this long.
@@ -180,7 +180,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
                 return done;
             }
         }
-        done += self.apply_ready(MOST_APPLIED);
+        done += self.apply_ready(self.most_applied());
         done + self.perform_and_send()
     }
 
@@ -319,10 +319,15 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
     fn process(&mut self) -> usize {
         match self.log_mode {
             LogMode::Solo => self.process_solo(),
-            _ => match self.log.poll() {
-                end if self.has_done_share(end) => 0,
-                end => self.process_log(end),
-            },
+            _ => {
+                let end = self.log.poll();
+                let done = match self.has_done_share(end) {
+                    true => 0,
+                    false => self.process_log(end),
+                };
+                self.quiet.catches_up = self.replica.position() < end;
+                done
+            }
         }
     }
 
