@@ -26,8 +26,8 @@ const QUIET_TURNS: u32 = 16;
 const LOOK_AFTER: Duration = Duration::from_micros(20);
 /// The longest time without a look at the log, if few requests come meanwhile.
 const LATEST_LOOK: Duration = Duration::from_micros(200);
-/// The most requests that a worker aside applies in a turn. If its thread has other work, such as
-/// the client of these requests, that does not wait for more.
+/// The most requests that a worker aside applies in a turn, unless it lags by a quarter of the log.
+/// If its thread has other work, such as the client of these requests, that does not wait for more.
 const APPLIED_ASIDE: usize = 16;
 /// A request with more than [`LONE_BYTES`], a batch with more segments or a turn with more than
 /// [`LONE_FRAMES`] and than requests is load.
@@ -180,8 +180,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     }
 
     /// The most requests that this worker applies with pending effects in a turn.
-    pub(super) const fn most_applied(&self) -> usize {
-        match self.quiet.is_aside {
+    pub(super) fn most_applied(&self) -> usize {
+        let lag = self.log.end() - self.replica.position();
+        match self.quiet.is_aside && lag <= self.may_lag() {
             true => APPLIED_ASIDE,
             false => MOST_APPLIED,
         }
@@ -445,6 +446,25 @@ mod tests {
             assert_eq!(fixture.woken() > woken, published);
         }
     }
+
+    /// Its thread may do something else for long.
+    #[test]
+    fn a_worker_aside_that_has_few_turns_keeps_up() {
+        let mut fixture = Fixture::new();
+        for _ in 0..100 {
+            for _ in 0..25 {
+                fixture.exchange(|fixture| {
+                    fixture.client.turn(fixture.now);
+                    fixture.work();
+                });
+                fixture.now += Duration::from_micros(10);
+            }
+            fixture.workers[1].turn(fixture.now);
+            let (lag, quarter) = (fixture.workers[1].lag(), fixture.workers[1].may_lag());
+            assert!(lag <= quarter, "{lag}");
+        }
+    }
+
     /// The worker that claimed it may have failed.
     #[test]
     fn a_batch_that_another_worker_claimed_is_parsed_although_a_lone_request_is_expected() {
