@@ -1,4 +1,4 @@
-//! One atomic word per slot for results that are computed after publishing.
+//! One atomic word per slot for results that are computed beside the log.
 
 use crate::{
     Seq,
@@ -6,14 +6,15 @@ use crate::{
 };
 use std::{fmt, mem};
 
-/// One small atomic word per slot for a result that is computed after publishing: 62 bits of
-/// payload and a lap bit.
+/// One small atomic word per slot for a result that is computed beside the log, before its entry is
+/// published or after: 62 bits of payload and a lap bit.
 ///
 /// A word counts as set for the lap in which it was written, so it need not be cleared between
 /// laps; but each lap must set every slot that it reads. Two threads may set a word if they
 /// computed the same bits. If the computation must not be repeated, the thread that does it
 /// [begins](Verdicts::begin) first. Begin and set a word only while a subscription keeps the
-/// position in the ring: a late store would overwrite the next lap's word.
+/// position in the ring, or before it is published: a late store would overwrite the next lap's
+/// word.
 ///
 /// ```
 /// let verdicts = dominoes::Verdicts::new(8);

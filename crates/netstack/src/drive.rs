@@ -122,8 +122,8 @@ pub trait Worker: Send {
     /// Prepares and applies requests, and performs their effects.
     fn process(&mut self) -> usize;
 
-    /// Sends frames, if no other worker does. One that `is_idle`, since it found nothing to process
-    /// for some turns, sends all that are ready.
+    /// Sends frames, if no other worker does. `is_idle`: this turn found nothing to process; a
+    /// worker that was so for some turns does not leave frames to others.
     fn transmit(&mut self, is_idle: bool) -> usize;
 
     /// Does what other workers are late with.

@@ -221,8 +221,8 @@ pub(super) fn recover<T>(
 
 impl<T: FaultHooks> Executor<'_, T> {
     /// Performs the `effects` of the request at the cursor, which was just applied, and moves the
-    /// cursor past it. Effects that are not done become `pending`. Returns false if some of them
-    /// are this worker's; then the cursor is at the first of these.
+    /// cursor past it. If any effect is not done, all become `pending`. Returns false if some of
+    /// those that are not done are this worker's; then the cursor is at the first of these.
     #[inline(always)]
     pub(super) fn perform_at_once(
         &mut self,

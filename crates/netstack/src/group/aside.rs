@@ -4,7 +4,7 @@
 //! core of the other worker, and a request and its answer change cores where it happens. So a
 //! worker that has had no share of the work for some turns stays aside while the worker that
 //! claimed the latest frames keeps finding the device empty. It does not look for more, and it
-//! naps: it leaves the log alone, too, until it lags by a 16th of it, or for 200 us. Then it
+//! rests: it leaves the log alone, too, until it lags by a 16th of it, or for 200 us. Then it
 //! catches up in short turns. Its thread may sleep meanwhile: the other one does lone requests
 //! whole, and wakes it for work that two cores can share, or when it has not applied a quarter of
 //! the log. Asleep, it still asks every [`RECHECK`](crate::io::sleep::RECHECK) whether that worker
@@ -40,7 +40,7 @@ const LONE_IN_A_ROW: u8 = 8;
 pub(super) struct Quiet {
     /// Turns in a row that were so.
     turns: u32,
-    /// Whether it applied a request of another worker that was load.
+    /// Whether it applied a request that was load.
     saw_load: bool,
     /// Its share, all frames and all requests, at the end of its last turn.
     share: u64,
@@ -52,8 +52,8 @@ pub(super) struct Quiet {
     look_at: Instant,
     /// Whether it stays aside in this turn.
     pub(super) is_aside: bool,
-    /// Whether it naps in this turn.
-    pub(super) naps: bool,
+    /// Whether it rests in this turn.
+    pub(super) rests: bool,
     /// Whether its last turn left requests.
     pub(super) catches_up: bool,
     /// Whether its thread is about to sleep.
@@ -134,29 +134,29 @@ impl Quiet {
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Decides whether this worker stays aside in a turn, which has the time `now` if that has
-    /// passed, and whether it naps. Then its turn reports work, so that a thread that drives all
+    /// passed, and whether it rests. Then its turn reports work, so that a thread that drives all
     /// workers calls it again: at the same time it looks.
     #[inline]
     pub(super) fn begin_quiet(&mut self, now: Option<Instant>) {
         let asks_at = self.quiet.ask_at;
         let is_aside = now.is_some_and(|now| self.stays_aside(now));
-        (self.quiet.is_aside, self.quiet.naps) = (is_aside, false);
+        (self.quiet.is_aside, self.quiet.rests) = (is_aside, false);
         let Some(now) = now else {
             return;
         };
         if is_aside && self.quiet.now < now {
             let looks = self.quiet.catches_up;
-            self.quiet.naps = !looks && (self.quiet.ask_at == asks_at || self.naps_on(now));
+            self.quiet.rests = !looks && (self.quiet.ask_at == asks_at || self.rests_on(now));
         }
         self.quiet.now = now;
     }
 
-    /// Whether this worker, which has just asked, naps on. It looks at the log when it lags by a
+    /// Whether this worker, which has just asked, rests on. It looks at the log when it lags by a
     /// 16th of that: each look takes lines of the cache from the worker that publishes, and delays
-    /// whatever else its thread does. It naps only until it next asks if it owns the frames that
+    /// whatever else its thread does. It rests only until it next asks if it owns the frames that
     /// are numbered next, since others leave them to it for a while.
     #[cold]
-    fn naps_on(&mut self, now: Instant) -> bool {
+    fn rests_on(&mut self, now: Instant) -> bool {
         let lag = self.lag();
         // Without requests, all workers that stay aside find nothing in the same turn.
         if now < self.quiet.look_at && lag > 0 && lag <= self.may_lag() / 4 {
@@ -337,7 +337,7 @@ mod tests {
             let second = &mut self.workers[1];
             let (position, goes_on) = (second.replica.position(), second.quiet.catches_up);
             second.turn(self.now);
-            self.looks += u64::from(!second.quiet.naps && !goes_on);
+            self.looks += u64::from(!second.quiet.rests && !goes_on);
             let applied = second.replica.position() - position;
             assert!(
                 !second.is_aside() || applied <= APPLIED_ASIDE as u64,

@@ -5,8 +5,8 @@
 //! pump writes the primary beside the batch's requests, so all workers know it without asking each
 //! other.
 //!
-//! One request may ask for hundreds of frames, so frames are assigned separately, by chunks of their
-//! own numbers. The first worker that comes to a chunk names its owner in the chunk's word
+//! One request may ask for hundreds of frames, so frames are assigned separately, by chunks of
+//! their own numbers. The first worker that comes to a chunk names its owner in the chunk's word
 //! ([`tx`](crate::io::tx)).
 //!
 //! Workers join and leave meanwhile. A primary that is not active does no more work; any other
@@ -22,7 +22,7 @@ use crate::log::request::InBatch;
 
 /// A lone request asks for at most this many frames.
 pub(crate) const LONE_FRAMES: u32 = 2;
-/// A lone request has at most this many bytes.
+/// The pump verifies a lone request with at most this many bytes; one with more is load.
 pub(crate) const LONE_BYTES: u32 = 4096;
 
 impl ReplicatedShared {
@@ -47,7 +47,8 @@ impl ReplicatedShared {
     /// Assigns the chunk of `frame`, unless another worker just did. Worker `id` asks, for the
     /// request `applied`, which has this `effect`: it has applied what numbers the frames, and has
     /// nothing else to build. So the chunk is its own, but that of a lone request, which asks for
-    /// one frame or two, is the primary's. Returns as [`TxRing::owner`](crate::io::tx::TxRing::owner).
+    /// one frame or two, is the primary's. Returns as
+    /// [`TxRing::owner`](crate::io::tx::TxRing::owner).
     #[inline(never)]
     pub(super) fn assign_frame(
         &self,

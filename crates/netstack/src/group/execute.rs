@@ -2,11 +2,11 @@
 //!
 //! A worker begins a batch ([`BatchRecords`](dominoes::BatchRecords)) before it performs one of its
 //! effects, performs them in ascending order, and releases the batch before its step ends. Frames
-//! belong to the owner of their chunk, and are begun and built in one go
-//! ([`tx`](crate::io::tx)). This file does the worker's own share: its cursor passes a piece only
-//! when that piece is done, by this worker or by one that stole it. While another worker has begun
-//! the work at the cursor, the cursor waits. Any worker, this one included, can
-//! [steal](super::steal) the work after it.
+//! belong to the owner of their chunk, and are begun and built in one go ([`tx`](crate::io::tx)).
+//! This file does the worker's own share: its cursor passes a piece of its own only when that piece
+//! is done, by this worker or by one that stole it. While another worker has begun the work at the
+//! cursor, the cursor waits. Any worker, this one included, can [steal](super::steal) the work
+//! after it.
 
 use dominoes::{BegunBatch, Seq, WorkState};
 

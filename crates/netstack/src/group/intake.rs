@@ -99,7 +99,7 @@ struct Claimed {
     /// How many batches were claimed. Changed by the worker that has the slot of the next one.
     count: AtomicU64,
     /// The worker that claimed the latest batch. Above its `WORKER_BITS` is the time in nanoseconds
-    /// at which it found all queues of the device empty since then.
+    /// at which it last found all queues of the device empty, since it took over claiming.
     last_by: AtomicU64,
 }
 
@@ -413,7 +413,7 @@ impl Intake {
                 drop(claimer);
                 return self.publish_waiting((shared, false), pump, now, log);
             }
-            // As many as by the other way: where a batch ends decides the order of its requests.
+            // At most as many as by the other way, which bounds bytes and the log's share, too.
             let about = (&mut *claimer, MAX_CLAIM);
             let (done, is_empty) = pump.claim_and_publish(now, about, log);
             if done > 0 {

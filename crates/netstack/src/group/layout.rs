@@ -60,9 +60,9 @@ dominoes_proto::settings! {
         /// `pipelined`, requests in flight, 64 to 65536. A longer log lets replicas lag farther
         /// behind each other, and takes more cache. Default 512.
         pub log: usize = 512, PowersOfTwo(4..=20), "a power of two from 16 to 2^20";
-        /// Consecutive outgoing frames that one worker builds, a power of two up to 2^20. More than
-        /// 32, or than a 16th of [`Limits::tx_slots`](crate::Limits::tx_slots), count as so many.
-        /// Default 32.
+        /// Consecutive outgoing frames that one worker builds, a power of two up to 2^20, and after
+        /// how many it tries to send. A chunk has at most 32, and at most a 16th of
+        /// [`Limits::tx_slots`](crate::Limits::tx_slots). Default 32.
         pub frame_chunk: usize = 32, PowersOfTwo(0..=20), "a power of two up to 2^20";
         /// Payload, in bytes, that a worker may prepare before it performs it. It should fit in
         /// part of the L2 cache. Any value; 0 counts as 1. Default 256 KiB.

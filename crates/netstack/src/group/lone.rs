@@ -19,7 +19,7 @@ use crate::time::Instant;
 impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Whether the next turn is [such a one](Self::lone_turn): nothing is asked of this worker, it
     /// has performed all that it applied, no other worker claimed since it did, and no batch waits
-    /// to be parsed.
+    /// to be published.
     #[inline]
     pub(super) fn expects_lone(&self) -> bool {
         self.quiet.is_direct()
@@ -91,8 +91,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         done
     }
 
-    /// Applies and performs the request at the end of the log, if it is prepared, this worker is its
-    /// primary, and it is a batch by itself. Returns whether it applied it. As
+    /// Applies and performs the request at the end of the log, if it is prepared, this worker is
+    /// its primary, and it is a batch by itself. Returns whether it applied it. As
     /// [`apply_at_once`](Self::apply_at_once), for one.
     fn apply_lone(&mut self) -> bool {
         let is_alone = |in_batch: InBatch| in_batch.index | in_batch.left == 0;

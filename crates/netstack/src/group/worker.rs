@@ -12,7 +12,7 @@
 //!   [applies](super::apply) requests in log order, up to the first without a verdict. Effects are
 //!   retained ([pending](super::pending)) until they are known to be done. The worker
 //!   [performs](super::execute) those whose primary it is: its share.
-//! - Transmit: it sends built frames, to the end of a chunk; all, if it was idle for a while.
+//! - Transmit: it sends built frames, to the end of a chunk; if it was idle for a while, beyond it.
 //! - Help: it performs work of [stragglers](super::steal), workers that are late. If nothing else
 //!   was to do, it prepares the next request, whichever worker is its primary.
 
@@ -46,13 +46,13 @@ use crate::time::{Duration, Instant};
 /// After this many turns in a row without work in [`process_log`](ReplicatedWorker::process_log), a
 /// worker sends without regard to the ends of chunks.
 pub(super) const IDLE_TURNS: u32 = 16;
-/// Once a turn has applied this many requests at once, it takes no further ones that way; the most
-/// that it then applies with pending effects. About two batches of frames, if each frame is a
-/// request.
+/// Once a turn has done this much (requests prepared, requests applied at once, frames sent), it
+/// applies no further ones at once; the most that it then applies with pending effects. About two
+/// batches of frames, if each frame is a request.
 pub(super) const MOST_APPLIED: usize = 256;
 
-/// If frames wait and none was sent for so long, any worker sends, even a busy one. Building a few
-/// chunks of frames takes about this long.
+/// If frames wait and none was sent for so long, any worker sends beyond the end of a chunk, even a
+/// busy one. Building a few chunks of frames takes about this long.
 const SEND_TAKEOVER: Duration = Duration::from_micros(50);
 
 /// A worker: holds one replica of a group's state, and does a share of the group's work.
@@ -85,7 +85,7 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     /// Since when frames wait and none was sent, and how many had been sent then.
     unsent_since: Instant,
     sent_then: u64,
-    /// Turns in a row without work.
+    /// Turns in a row in which [`process`](drive::Worker::process) found nothing.
     pub(super) idle: u32,
     /// Whether the last turn found work.
     pub(super) was_busy: bool,
@@ -190,9 +190,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.replica.position() == end && self.share.cursor.seq == end
     }
 
-    /// Sends frames, to the end of the chunk of the next one; all if it is `idle`, if frames wait
-    /// too long, or if no other worker is active. Sends nothing if another worker has the transmit
-    /// pump.
+    /// Sends frames, at most [`FRAMES_A_TURN`](crate::io::rx::FRAMES_A_TURN), and to the end of the
+    /// chunk of the next one; beyond it if it is `idle`, if frames wait too long, or if no other
+    /// worker is active. Sends nothing if another worker has the transmit pump.
     #[inline]
     pub(crate) fn send_in_turn(&mut self, idle: bool) -> usize {
         let sent = self.shared.world.tx.sent();
@@ -297,7 +297,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
         if is_away {
             return Err(0);
         }
-        if self.quiet.naps {
+        if self.quiet.rests {
             self.was_busy = false;
             return Err(1 + self.serve_units());
         }

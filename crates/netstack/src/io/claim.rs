@@ -52,8 +52,8 @@ pub(crate) struct Claimer {
 }
 
 impl Claimer {
-    /// For a device that says that its frames have at most `longest` bytes; only
-    /// [`claim_batch`](Self::claim_batch) needs that.
+    /// For a device that says that its frames have at most `longest` bytes. Long ones are put in
+    /// order, and [`claim_batch`](Self::claim_batch) takes fewer of them.
     pub(crate) fn new(world: Arc<World>, rx: Box<dyn DeviceRx>, longest: usize) -> Self {
         Claimer {
             world,

@@ -335,8 +335,8 @@ const LAST_ONLY: u8 = Flags::PSH.0 | Flags::FIN.0;
 
 impl OpenRun {
     /// Adds the next segments of a bulk transfer, beginning with frame `at` of the batch, by
-    /// comparing them with the header template. Returns how many; the frame after them needs
-    /// parsing.
+    /// comparing them with the header template. Returns how many; the frame after them is not one,
+    /// or ends the run.
     #[inline(always)]
     fn follow(&mut self, frames: &[Frame], at: usize) -> usize {
         match self.open {

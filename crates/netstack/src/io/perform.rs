@@ -2,7 +2,8 @@
 //!
 //! An effect belongs to the primary of its batch, but the frames of a `Transmit` or `Send` belong
 //! to the owners of their chunks, perhaps several workers. Each worker performs its share in
-//! ascending order. Nothing here waits, and `apply` gets no result back.
+//! ascending order. Nothing here waits, but for the lock of the socket table when a connection
+//! opens or ends, and `apply` gets no result back.
 
 mod datagrams;
 

@@ -1,8 +1,8 @@
 //! Requests on their way to the log, and their frames.
 //!
 //! All frames that a worker claims from the device at once are a batch. They stay together in
-//! place until the last request that needs one of them is done: a request holds the batch and
-//! the indices of its frames. So any worker may parse a batch or verify a request while another
+//! place until the last request that needs one of them is done: its [`RunFrames`] hold the batch
+//! and the indices of its frames. So any worker may parse a batch or verify a request while another
 //! worker does so, too, and no frame moves until the whole batch goes back.
 
 use core::ops::Range;

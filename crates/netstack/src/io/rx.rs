@@ -210,8 +210,8 @@ impl RxPump {
     /// while the log has room, and returns how many it handled, and whether time may go on (the
     /// device has no more, or none can be read now). Publishes the time or the count of sent frames
     /// that the state has `awaited`, if it did nothing else and the device is empty. If a deadline
-    /// is due, handles waiting frames first, and returns if there may be more. Returns how much was
-    /// done.
+    /// is due, handles waiting frames first, and returns if it could take none although there may
+    /// be some. Returns how much was done.
     pub(crate) fn turn<L: Log>(
         &mut self,
         now: Instant,
@@ -847,7 +847,7 @@ struct Connections {
     /// The connection of each flow. A hint: replicas ignore one of an earlier generation, and look
     /// in their own tables.
     hints: HashMap<Flow, Hint>,
-    /// How often `hints` changed.
+    /// How often `hints` or `over` changed.
     hints_version: u64,
     /// SYNs that wait until the application decides.
     held: HeldSyns,

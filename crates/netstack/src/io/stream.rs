@@ -150,7 +150,8 @@ struct AppSide {
     dirty: AtomicU64,
 }
 
-/// The values that primaries store for the application, and one of the pump's.
+/// The values that workers store for the application when they perform effects, and one of the
+/// pump's.
 struct StackSide {
     /// The end of the bytes in the send ring that may be overwritten.
     released: AtomicU64,
@@ -263,7 +264,7 @@ impl<'a> StreamRef<'a> {
         self.stream.notify();
     }
 
-    // What a primary stores.
+    // What a worker that performs effects stores.
 
     /// A frame advertises the window edge `edge`, with `limit` as the limit of unread bytes.
     #[inline]

@@ -15,8 +15,9 @@
 //! ```
 //!
 //! These two words say who builds a frame, whether a thread is at it, and whether it is built;
-//! nothing else does. Any worker may begin a free frame, so a late owner delays nobody for long.
-//! While a frame is [begun](WorkState::Begun), a thread works on it: others wait for that thread.
+//! nothing else does. (A third one says how frames that are ready are sent, see below.) Any worker
+//! may begin a free frame, so a late owner delays nobody for long. While a frame is
+//! [begun](WorkState::Begun), a thread works on it: others wait for that thread.
 //!
 //! `apply` never numbers a frame while its slot's chunk holds an unsent frame of an earlier lap: it
 //! rounds `sent`, which the transmit pump publishes, down to whole chunks

@@ -1,7 +1,8 @@
 //! The effects that `apply` can ask for.
 //!
 //! An effect holds its inputs as values, except bytes in frames of its run or the send ring, which
-//! stay there until it is done. So it means the same at any time and on any worker.
+//! stay there until it is done, and how the run lies in its frames. So it means the same on any
+//! worker, until it is done.
 //! Performing it returns nothing to `apply`, so the state cannot depend on it.
 
 use crate::config::{Limits, tx_chunk};
@@ -15,8 +16,8 @@ use crate::seqnum::SeqNum;
 use crate::stats::StateStats;
 use crate::time::Instant;
 
-/// Takes the effects of `apply`. Write-only: it returns nothing but a mark that only the sink
-/// understands, so skipping it cannot change state.
+/// Takes the effects of `apply`. Write-only: it returns nothing but their number, which no state
+/// depends on, so skipping it cannot change state.
 pub trait EffectSink {
     /// Adds `effect` after the others.
     fn push(&mut self, effect: Effect);

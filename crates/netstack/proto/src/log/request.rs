@@ -707,7 +707,7 @@ pub struct Segment<'a> {
     pub timestamps: Option<(u32, u32)>,
     /// Whether congestion was marked.
     pub ce: bool,
-    /// Whether the next request has more payload: an acknowledgment may wait for that.
+    /// Whether the flow's next request has more payload: an acknowledgment may wait for that.
     pub followed: bool,
     /// Other options.
     pub options: &'a Options,

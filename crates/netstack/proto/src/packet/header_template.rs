@@ -3,9 +3,9 @@
 use crate::packet::checksum::Sum;
 use crate::packet::{ETHERNET_HEADER, Tcp};
 
-/// The expected headers of the next segment. Only identification, checksums, and the sequence
-/// and acknowledgment numbers may differ. Nearly every segment of a bulk transfer matches, and
-/// then needs no parsing.
+/// The expected headers of the next segment. Only identification, checksums, the sequence number
+/// and PSH may differ; in segments without payload, acknowledgment number and window. Nearly every
+/// segment of a bulk transfer matches, and then needs no parsing.
 ///
 /// A template is built from a frame that [`parse`](crate::packet::parse) accepted; a matching
 /// frame would be parsed alike. The headers without options are `HEAD` bytes long, and those

@@ -42,7 +42,8 @@ impl Tcb {
     /// `len` bytes of `seg` arrived in order. Acknowledges at once every second segment,
     /// however short (RFC 9293 section 3.8.6.3 requires it for full ones only), and a merged
     /// frame of more than one maximum segment; delays the acknowledgment of a single segment.
-    /// If its batch has further segments of the flow, they are acknowledged together with this one.
+    /// If the batch has further segments of the flow after a run of the full length or a merged
+    /// frame, they are acknowledged together with this one.
     #[inline(always)]
     pub(super) fn ack_soon<S: EffectSink>(&mut self, seg: &Segment<'_>, len: u32, cx: &Cx<'_, S>) {
         let is_due = match self.rcv.ack {
