@@ -627,13 +627,15 @@ fn a_worker_that_unwinds_is_not_driven_again() {
             }
         };
         turn(&mut ours);
-        let (mut server, _writer) = listener.try_accept().unwrap().0.split();
+        let (mut server, mut writer) = listener.try_accept().unwrap().0.split();
 
         preparer.0.store(0b101, Ordering::Relaxed);
         let mut unwound = 0;
         for byte in 1..=20 {
             let _ = client.try_write(&[byte; 3000]);
             turn(&mut peer);
+            // A short frame by itself is not prepared.
+            let _ = writer.try_write(&[byte; 500]);
             unwound += usize::from(turn(&mut ours));
             if let Ok(lent) = server.try_fill() {
                 let before = lent.to_vec();
