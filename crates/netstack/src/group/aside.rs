@@ -4,16 +4,15 @@
 //! core of the other worker, and a request and its answer change cores where it happens. So a
 //! worker that has had no share of the work for some turns stays aside while the worker that
 //! claimed the latest frames keeps finding the device empty. It does not look for more, and it
-//! rests: it leaves the log alone, too, until it lags by a 16th of it, or for 200 us. Then it
-//! catches up in short turns. Its thread may sleep meanwhile: the other one does lone requests
-//! whole, and wakes it for work that two cores can share, or when it has not applied a quarter of
-//! the log. Asleep, it still asks every [`RECHECK`](crate::io::sleep::RECHECK) whether that worker
-//! is late or gone.
+//! rests: it leaves the log alone, too, until it lags by a 16th of it, or for 200 us. Its thread may
+//! sleep meanwhile: the other one does lone requests whole, and wakes it for work that two cores
+//! can share, or when it has not applied a quarter of the log. Asleep, it still asks every
+//! [`RECHECK`](crate::io::sleep::RECHECK) whether that worker is late or gone.
 
 use dominoes::Seq;
 
 use super::pending::Applied;
-use super::worker::{MOST_APPLIED, ReplicatedWorker};
+use super::worker::ReplicatedWorker;
 use crate::drive::Worker as _;
 use crate::group::FaultHooks;
 use crate::group::assign::{LONE_BYTES, LONE_FRAMES};
@@ -26,9 +25,6 @@ const QUIET_TURNS: u32 = 16;
 const LOOK_AFTER: Duration = Duration::from_micros(20);
 /// The longest time without a look at the log, if few requests come meanwhile.
 const LATEST_LOOK: Duration = Duration::from_micros(200);
-/// The most requests that a worker aside applies in a turn, unless it lags by a quarter of the log.
-/// If its thread has other work, such as the client of these requests, that does not wait for more.
-const APPLIED_ASIDE: usize = 16;
 /// A request with more than [`LONE_BYTES`], a batch with more segments or a turn with more than
 /// [`LONE_FRAMES`] and than requests is load.
 const LONE_SEGMENTS: u8 = 1;
@@ -54,8 +50,6 @@ pub(super) struct Quiet {
     pub(super) is_aside: bool,
     /// Whether it rests in this turn.
     pub(super) rests: bool,
-    /// Whether its last turn left requests.
-    pub(super) catches_up: bool,
     /// Whether its thread is about to sleep.
     pub(super) sleeps: bool,
     /// The time of this turn.
@@ -145,8 +139,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             return;
         };
         if is_aside && self.quiet.now < now {
-            let looks = self.quiet.catches_up;
-            self.quiet.rests = !looks && (self.quiet.ask_at == asks_at || self.rests_on(now));
+            self.quiet.rests = self.quiet.ask_at == asks_at || self.rests_on(now);
         }
         self.quiet.now = now;
     }
@@ -177,15 +170,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             false => 0,
         };
         self.log.poll() - self.replica.position() > may_lag
-    }
-
-    /// The most requests that this worker applies with pending effects in a turn.
-    pub(super) fn most_applied(&self) -> usize {
-        let lag = self.log.end() - self.replica.position();
-        match self.quiet.is_aside && lag <= self.may_lag() {
-            true => APPLIED_ASIDE,
-            false => MOST_APPLIED,
-        }
     }
 
     /// How many requests a worker that stays aside may leave for later.
@@ -282,7 +266,7 @@ mod tests {
         answers: TcpStream,
         now: Instant,
         woken: Arc<Woken>,
-        /// How often the second worker began to look at the log.
+        /// Turns of the second worker in which it looked at the log.
         looks: u64,
     }
 
@@ -335,14 +319,8 @@ mod tests {
             self.client.turn(self.now);
             self.work();
             let second = &mut self.workers[1];
-            let (position, goes_on) = (second.replica.position(), second.quiet.catches_up);
             second.turn(self.now);
-            self.looks += u64::from(!second.quiet.rests && !goes_on);
-            let applied = second.replica.position() - position;
-            assert!(
-                !second.is_aside() || applied <= APPLIED_ASIDE as u64,
-                "{applied}"
-            );
+            self.looks += u64::from(!second.quiet.rests);
         }
 
         /// A turn of the first worker and its application.
@@ -446,25 +424,6 @@ mod tests {
             assert_eq!(fixture.woken() > woken, published);
         }
     }
-
-    /// Its thread may do something else for long.
-    #[test]
-    fn a_worker_aside_that_has_few_turns_keeps_up() {
-        let mut fixture = Fixture::new();
-        for _ in 0..100 {
-            for _ in 0..25 {
-                fixture.exchange(|fixture| {
-                    fixture.client.turn(fixture.now);
-                    fixture.work();
-                });
-                fixture.now += Duration::from_micros(10);
-            }
-            fixture.workers[1].turn(fixture.now);
-            let (lag, quarter) = (fixture.workers[1].lag(), fixture.workers[1].may_lag());
-            assert!(lag <= quarter, "{lag}");
-        }
-    }
-
     /// The worker that claimed it may have failed.
     #[test]
     fn a_batch_that_another_worker_claimed_is_parsed_although_a_lone_request_is_expected() {

@@ -49,7 +49,7 @@ pub(super) const IDLE_TURNS: u32 = 16;
 /// Once a turn has done this much (requests prepared, requests applied at once, frames sent), it
 /// applies no further ones at once; the most that it then applies with pending effects. About two
 /// batches of frames, if each frame is a request.
-pub(super) const MOST_APPLIED: usize = 256;
+const MOST_APPLIED: usize = 256;
 
 /// If frames wait and none was sent for so long, any worker sends beyond the end of a chunk, even a
 /// busy one. Building a few chunks of frames takes about this long.
@@ -180,7 +180,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
                 return done;
             }
         }
-        done += self.apply_ready(self.most_applied());
+        done += self.apply_ready(MOST_APPLIED);
         done + self.perform_and_send()
     }
 
@@ -319,15 +319,10 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
     fn process(&mut self) -> usize {
         match self.log_mode {
             LogMode::Solo => self.process_solo(),
-            _ => {
-                let end = self.log.poll();
-                let done = match self.has_done_share(end) {
-                    true => 0,
-                    false => self.process_log(end),
-                };
-                self.quiet.catches_up = self.replica.position() < end;
-                done
-            }
+            _ => match self.log.poll() {
+                end if self.has_done_share(end) => 0,
+                end => self.process_log(end),
+            },
         }
     }
 
