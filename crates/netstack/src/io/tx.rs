@@ -916,8 +916,10 @@ impl TxPump {
                     return done;
                 }
             }
-            // Where builders prepare frames, the next one may have to be sent the other way.
-            if !self.transmitter.are_prepared() || !self.transmitter.any_ready() {
+            // Where builders prepare frames, the next one may have to be sent the other way. The words
+            // of a chunk from `below` on are left to its builder.
+            let t = &self.transmitter;
+            if t.next >= below || !t.are_prepared() || !t.any_ready() {
                 return done;
             }
         }
