@@ -40,7 +40,7 @@ pub(crate) struct Claimer {
     rx: Box<dyn DeviceRx>,
     /// Whether fewer than [`MAX_CLAIM`] of its frames may exceed [`BATCH_BYTES`].
     has_long_frames: bool,
-    /// Most of those that are claimed at once.
+    /// The most long frames of a claim.
     long_claim: usize,
     /// Frames of the device that are claimed before all others: they did not fit into a batch, or
     /// into the log.
@@ -52,8 +52,8 @@ pub(crate) struct Claimer {
 }
 
 impl Claimer {
-    /// For a device that says that its frames have at most `longest` bytes. Long ones are put in
-    /// order, and [`claim_batch`](Self::claim_batch) takes fewer of them.
+    /// For a device whose frames have at most `longest` bytes. Long ones are put in order, and
+    /// [`claim_batch`](Self::claim_batch) takes fewer of them.
     pub(crate) fn new(world: Arc<World>, rx: Box<dyn DeviceRx>, longest: usize) -> Self {
         Claimer {
             world,
@@ -66,7 +66,7 @@ impl Claimer {
         }
     }
 
-    /// The same for one queue of the device.
+    /// Claims from one queue of the device only.
     pub(crate) fn for_queue(self, queue: usize) -> Self {
         Claimer {
             queue: Some(queue),
@@ -168,8 +168,8 @@ impl Claimer {
         0
     }
 
-    /// Returns frames that are no longer needed to the device: those of `recycler`, and those that
-    /// other workers left. Frames of other queues stay in `recycler`.
+    /// Returns the used frames in `recycler`, and the ones that other workers left, to the device.
+    /// Frames of other queues stay in `recycler`.
     #[inline]
     pub(crate) fn give_back(&mut self, recycler: &mut FrameRecycler) {
         while !self.world.returned.is_empty()
@@ -182,7 +182,7 @@ impl Claimer {
         }
     }
 
-    /// Returns frames to the device; if it is for one queue, those that came from there.
+    /// Returns frames to the device. If it claims from one queue, frames of others stay.
     pub(crate) fn put_back(&mut self, frames: &mut Vec<Frame>) {
         match self.queue {
             None => checked::release(&mut *self.rx, frames),
@@ -190,7 +190,7 @@ impl Claimer {
         }
     }
 
-    /// What a sleep in this queue and others needs.
+    /// The device, for a sleep in this queue and others.
     pub(crate) fn rx(&self) -> &dyn DeviceRx {
         &*self.rx
     }

@@ -332,7 +332,7 @@ fn a_borrowed_payload_is_sent_from_the_send_ring() {
     assert_eq!(ring.sent(), 2);
 }
 
-/// Notes what was prepared in each slot.
+/// Notes the slots and bytes of prepared frames.
 #[derive(Default)]
 struct Noting(std::sync::Mutex<Vec<(usize, Vec<Vec<u8>>)>>);
 
@@ -411,7 +411,7 @@ fn a_short_frame_that_is_built_by_itself_is_sent_as_it_is_between_prepared_ones(
 #[cfg(target_os = "linux")]
 fn first_touches() -> u64 {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("Linux has it");
-    // Behind the name, which may hold anything: `minflt` is the 8th field from there (proc(5)).
+    // The name may hold anything; `minflt` is the 8th field after it (proc(5)).
     let fields = stat.rsplit(')').next().expect("there is a rest");
     let minflt = fields.split_whitespace().nth(7).map(str::parse);
     minflt.expect("it has so many fields").expect("a number")
