@@ -84,7 +84,7 @@ fn start(device: Device, program: &str, datagrams: u32) -> Result<(Ends, Program
     let mut command = ends.our_command(Path::new(program));
     command.args([PEER, interface, &datagrams.to_string()]);
     let server = fixture::serve(&mut command)?;
-    peer.wait_until_running(interface)?;
+    ends.wait_until_running()?;
     Ok((ends, server))
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::net::IpAddr;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::sync::LazyLock;
@@ -83,6 +84,11 @@ impl Ends {
         &self.0.peer
     }
 
+    /// Waits until both ends carry frames.
+    pub(crate) fn wait_until_running(&self) -> Result<(), Failed> {
+        Ok(self.0.wait_until_running()?)
+    }
+
     /// The name of the interface at either end.
     pub(crate) fn interface(&self) -> &'static str {
         self.0.interface()
@@ -146,12 +152,28 @@ pub(crate) fn serve(command: &mut Command) -> Result<Program, Failed> {
 /// A failure with the output of a server.
 pub(crate) fn explain(server: &mut Program, failed: &Failed) -> Failed {
     let state = match server.status() {
-        Ok(None) => "still runs".to_owned(),
+        // It prints its counters when it ends in order.
+        Ok(None) => match server.terminate() {
+            Ok(_) => "ran".to_owned(),
+            Err(error) => error.to_string(),
+        },
         Ok(Some(status)) => format!("ended with {status}"),
         Err(error) => error.to_string(),
     };
     let (failure, said) = (failed.message().unwrap_or("failed"), server.said());
     format!("{failure}\nThe server {state}. It said:\n{said}").into()
+}
+
+/// Arguments of `traceroute`: three probes for each hop, one at a time, so that a frame that a
+/// queue of the kernel drops on a busy machine costs a probe and not the hop.
+pub(crate) const TRACEROUTE: [&str; 7] = ["-n", "-N", "1", "-q", "3", "-w", "20"];
+
+/// The hops that `traceroute` found: of each the first address that answered.
+pub(crate) fn hops(said: &str) -> Vec<IpAddr> {
+    let nobody = IpAddr::from([0; 4]);
+    let lines = said.lines().skip(1);
+    let answered = |line: &str| line.split_whitespace().find_map(|word| word.parse().ok());
+    lines.map(|line| answered(line).unwrap_or(nobody)).collect()
 }
 
 /// A running server and the namespaces around it.
@@ -342,7 +364,7 @@ impl Fixture {
         let server = serve(ends.ours().command(program).args(arguments))?;
         // The interface of a TAP can carry frames once the server has opened it, and the kernel
         // reports this a little later.
-        ends.peer.wait_until_running(ends.interface())?;
+        ends.wait_until_running()?;
         Ok(Fixture {
             server,
             router: None,

@@ -4,6 +4,7 @@
 //! whose other link has a smaller MTU.
 
 use std::fs;
+use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use serde_json::Value;
 
 use crate::fixture::{
     Device, Ends, Fixture, GROUP, GROUP_V6, KERNELS_V6, Namespace, OURS, OURS_SECOND,
-    OURS_SECOND_V6, OURS_V6, THEIRS, Temporary, start,
+    OURS_SECOND_V6, OURS_V6, THEIRS, TRACEROUTE, Temporary, hops, start,
 };
 use crate::services::{curl, curl_gets_and_sends, expected, ping_singly, until_echoed};
 use crate::{CURL, Test, same};
@@ -265,18 +266,11 @@ fn a_closed_port_is_reported(fixture: &Fixture, _: &dyn Fn(String)) -> Result<()
     Ok(())
 }
 
-/// The hops that `traceroute` found.
-fn hops(said: &str) -> Vec<&str> {
-    let lines = said.lines().skip(1);
-    lines.map(|line| line.trim()).collect()
-}
-
 fn traceroute_and_nmap_find_us(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
     for method in ["--udp", "--icmp", "--tcp"] {
-        let arguments = ["-6", "-n", "-q", "1", "-w", "10", method, OURS_V6];
+        let arguments = [&TRACEROUTE[..], &["-6", method, OURS_V6]].concat();
         let said = fixture.run("traceroute", &arguments)?;
-        let hops = hops(&said);
-        let is_us = hops.len() == 1 && hops[0].starts_with(&format!("1  {OURS_V6} "));
+        let is_us = hops(&said) == [OURS_V6.parse::<IpAddr>()?];
         check(is_us, &format!("{method}: {said}"))?;
     }
     let scan = ["-6", "-n", "-Pn", "-sT", "-p", "1-100", OURS_V6];
@@ -559,12 +553,10 @@ fn narrow_path(fixture: &Fixture) -> Result<String, Failed> {
     let far = Beyond::new(fixture)?;
     let folder = Temporary::new()?;
     let got = folder.file("got");
-    let said = far.run("traceroute", &["-6", "-n", "-q", "1", "-w", "10", OURS_V6])?;
-    let path = hops(&said);
-    let is_path = path.len() == 2
-        && path[0].starts_with("1  fd00:99::1 ")
-        && path[1].starts_with(&format!("2  {OURS_V6} "));
-    check(is_path, &said)?;
+    let arguments = [&TRACEROUTE[..], &["-6", OURS_V6]].concat();
+    let said = far.run("traceroute", &arguments)?;
+    let path = ["fd00:99::1".parse()?, OURS_V6.parse::<IpAddr>()?];
+    check(hops(&said) == path, &said)?;
 
     let url = format!("http://[{OURS_V6}]/bytes/{LARGE}");
     let down = [&CURL[..], &["--output", &got, &url]].concat();

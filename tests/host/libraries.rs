@@ -59,7 +59,7 @@ pub(crate) fn run(what: &str, test: Test) -> Result<(), Failed> {
     let mut command = ends.our_command(&program);
     command.args([PEER, what]);
     let mut server = fixture::serve(&mut command)?;
-    ends.peer().wait_until_running(ends.interface())?;
+    ends.wait_until_running()?;
     test(&ends, &server).map_err(|failed| explain(&mut server, &failed))
 }
 

@@ -197,6 +197,13 @@ impl Ends {
     pub fn interface(&self) -> &'static str {
         self.device.interface()
     }
+
+    /// Waits until both ends carry frames: the kernel drops what one sends before.
+    pub fn wait_until_running(&self) -> Outcome<()> {
+        let namespaces = [Some(&self.peer), self.own.as_ref()];
+        let mut namespaces = namespaces.into_iter().flatten();
+        namespaces.try_for_each(|one| one.wait_until_running(self.interface()))
+    }
 }
 
 /// A program that was started. It is killed on drop.
@@ -354,11 +361,16 @@ impl Program {
         Ok(status)
     }
 
-    /// Ends it in order, with `SIGTERM`, and returns its output on both streams.
-    pub fn stop(mut self) -> Outcome<String> {
+    /// Ends it in order, with `SIGTERM`, and returns its status.
+    pub fn terminate(&mut self) -> Outcome<ExitStatus> {
         let id = self.id().to_string();
         run(Command::new("kill").args(["-TERM", &id]))?;
-        self.end()?;
+        self.end()
+    }
+
+    /// Ends it in order, with `SIGTERM`, and returns its output on both streams.
+    pub fn stop(mut self) -> Outcome<String> {
+        self.terminate()?;
         Ok(self.said())
     }
 
