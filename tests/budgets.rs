@@ -27,7 +27,7 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 }
 
 const PARTS: [Part; 10] = [
-    part("crates/dominoes", 23_084, 17_000),
+    part("crates/dominoes", 23_064, 17_000),
     part("crates/drivers", 24_971, 20_000),
     part("crates/netstack/proto", 36_776, 31_000),
     Part {
@@ -36,8 +36,8 @@ const PARTS: [Part; 10] = [
     },
     part("crates/bench", 31_840, 21_000),
     part("crates/preload", 8_450, 4_000),
-    part("crates/testkit", 4_045, 3_000),
-    part("tests", 20_890, 11_500),
+    part("crates/testkit", 4_055, 3_000),
+    part("tests", 20_900, 11_500),
     part("examples", 9_150, 5_000),
     part("fuzz", 4_700, 3_500),
 ];

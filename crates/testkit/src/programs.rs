@@ -200,9 +200,9 @@ impl Ends {
 
     /// Waits until both ends carry frames: the kernel drops what one sends before.
     pub fn wait_until_running(&self) -> Outcome<()> {
-        let namespaces = [Some(&self.peer), self.own.as_ref()];
-        let mut namespaces = namespaces.into_iter().flatten();
-        namespaces.try_for_each(|one| one.wait_until_running(self.interface()))
+        let both = [self.ours(), &self.peer];
+        both.iter()
+            .try_for_each(|end| end.wait_until_running(self.interface()))
     }
 }
 
@@ -363,8 +363,7 @@ impl Program {
 
     /// Ends it in order, with `SIGTERM`, and returns its status.
     pub fn terminate(&mut self) -> Outcome<ExitStatus> {
-        let id = self.id().to_string();
-        run(Command::new("kill").args(["-TERM", &id]))?;
+        run(Command::new("kill").args(["-TERM", &self.id().to_string()]))?;
         self.end()
     }
 
