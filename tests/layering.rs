@@ -56,9 +56,9 @@ tcp      Pure config hash ip log seqnum stats time
 udp      Pure config hash ip keys log stats time
 state    Pure config hash ip keys log seqnum stats tcp time udp
 host     Pure ip keys log packet stats time
-groups   All  keys log state
+groups   All  keys log
 io       All  config error groups host ip keys log packet seqnum state stats tcp time udp
-socket   All  config error io ip keys log packet state stats time udp
+socket   All  config error io ip keys log packet stats time udp
 drive    All  config error io socket state stats time
 group    All  config drive error io log socket state stats time
 variants All  config drive error group groups io keys log socket state stats time

@@ -2,9 +2,9 @@
 
 use dominoes_drivers::split::Target;
 
+use crate::keys::Grouping;
 use crate::log::request::Flow;
 use crate::log::request::{Address, Endpoint};
-use crate::state::demux::Grouping;
 
 const ETHERNET: usize = 14;
 const IPV4: [u8; 2] = [8, 0];

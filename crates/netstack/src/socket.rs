@@ -40,9 +40,8 @@ use crate::io::stream::{AppRequest, EndReason};
 use crate::io::view::{ConnectionStats, LIST_TIMEOUT};
 use crate::io::world::{Command, Options, World};
 use crate::ip::neighbor::WaitingOpen;
-use crate::keys::KeyUse;
+use crate::keys::{Grouping, KeyUse, ephemeral_from};
 use crate::log::request::{Address, Binding, Body, ConnId, Endpoint, Families, Flow};
-use crate::state::demux::{Grouping, ephemeral_from};
 use crate::stats::StackStats;
 
 use current::each_address;

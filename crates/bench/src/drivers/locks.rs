@@ -8,9 +8,9 @@ use dominoes_netstack::variants::locked::{
 };
 use dominoes_netstack::variants::{ByHand, Worker as _};
 
+use dominoes_proto::keys::Grouping;
 use dominoes_proto::keys::Keys;
 use dominoes_proto::packet::flow::{Endpoint, Flow};
-use dominoes_proto::state::demux::Grouping;
 
 use crate::drivers::app::{self, App};
 use crate::drivers::{Account, Direction, Row, Several, Variant, partitioned, worker};

@@ -5,13 +5,14 @@
 //! wire format that it is built on, with nothing shared between them. What TCP keeps private has
 //! its work in place of it: `segment` and `ordering` are a comparison and a copy.
 
+use std::collections::HashMap;
 use std::hint::black_box;
 
 use dominoes_netstack::time::Instant;
 use dominoes_proto::ip::fragment::Cut;
 use dominoes_proto::ip::neighbor::Neighbors;
 use dominoes_proto::ip::route::{Route, Site};
-use dominoes_proto::keys::Keys;
+use dominoes_proto::keys::{Keys, TableKey};
 use dominoes_proto::log::request::ConnId;
 use dominoes_proto::packet::checksum::Sum;
 use dominoes_proto::packet::flow::{Address, Endpoint, Flow, IpFields, Mac};
@@ -19,7 +20,6 @@ use dominoes_proto::packet::{
     SackBlocks, TcpHeaders, emit_tcp, fragment_header, options, parse, set_tcp_checksum,
 };
 use dominoes_proto::seqnum::SeqNum;
-use dominoes_proto::state::demux::Demux;
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{IpProtocol, Ipv4Packet, Ipv4Repr};
 
@@ -49,7 +49,7 @@ struct Segment {
     ring: Vec<u8>,
     site: Site,
     neighbors: Neighbors,
-    connections: Demux,
+    connections: HashMap<Flow, ConnId, TableKey>,
     headers: TcpHeaders,
     seq: SeqNum,
 }
@@ -86,7 +86,7 @@ impl Segment {
         emit_tcp(&mut frame, &headers);
         let mut neighbors = Neighbors::new(1 << 16);
         neighbors.learn(flow.remote.address, Mac([4; 6]), true, Instant::ZERO);
-        let mut connections = Demux::new(Keys::new([1, 2]).table());
+        let mut connections = HashMap::with_hasher(Keys::new([1, 2]).table());
         connections.insert(
             flow,
             ConnId {
@@ -153,7 +153,7 @@ pub(crate) const APART: [Apart; 16] = [
         header.is_some_and(|header| !header.more && header.offset == 0)
     }),
     apart("TCPReceive", "connection lookup", 0, |segment| {
-        segment.connections.find(&segment.flow).is_some()
+        segment.connections.contains_key(&segment.flow)
     }),
     apart("TCPReceive", "header checks", 1, |segment| {
         parse(&segment.frame).is_ok()

@@ -23,11 +23,20 @@ pub mod hash;
 pub mod host;
 pub mod ip;
 pub mod keys;
-pub mod log;
 pub mod packet;
 pub mod seqnum;
-pub mod state;
 pub mod stats;
 pub mod tcp;
 pub mod time;
 pub mod udp;
+
+/// The entries of a log (requests), and the results of applying them (effects).
+pub mod log {
+    pub mod effect;
+    pub mod request;
+}
+
+/// One replica: connections, ports and timers, without shared memory.
+pub mod state {
+    pub mod apply;
+}

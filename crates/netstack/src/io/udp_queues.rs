@@ -5,7 +5,7 @@
 //! show the application the end of its queue. Instead of a connection's status there is a word with
 //! a reported error, which the application's next call returns.
 
-use crate::state::demux::ephemeral_from;
+use crate::keys::ephemeral_from;
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::collections::HashMap;
 
@@ -271,7 +271,7 @@ mod tests {
             Err(SocketError::PortTaken)
         );
         let (second, chosen) = bindings.bind(all(0), &limits(), |n| n).unwrap();
-        assert!(chosen >= crate::state::demux::EPHEMERAL && second.index != first.index);
+        assert!(chosen >= crate::keys::EPHEMERAL && second.index != first.index);
         assert_eq!(
             bindings.bind(all(54), &limits(), |n| n),
             Err(SocketError::TooManySockets)

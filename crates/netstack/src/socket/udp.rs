@@ -32,9 +32,8 @@ use crate::error::SocketError;
 use crate::io::stream::DeliveryCursor;
 use crate::io::udp_queues::Sharing;
 use crate::io::world::{Command, World};
-use crate::keys::KeyUse;
+use crate::keys::{Grouping, KeyUse};
 use crate::log::request::{ALL_PORTS, Binding, ConnId, Families};
-use crate::state::demux::Grouping;
 use queues::News;
 
 pub use receive::{Datagram, PacketInfo, Received};

@@ -22,10 +22,9 @@ use super::Setup;
 use crate::error::{ConfigError, check_queues};
 use crate::groups::target;
 use crate::io::world::StackShared;
-use crate::keys::Keys;
+use crate::keys::{Grouping, Keys};
 use crate::log::request::GroupIndex;
 use crate::socket::Sockets;
-use crate::state::demux::Grouping;
 
 #[cfg(feature = "pipelined")]
 pub(super) use dominoes_drivers::split::Classify;

@@ -10,21 +10,21 @@
 //! part of that is the hint: the connection to which the segments probably belong.
 
 use core::cell::Cell;
+use core::hash::BuildHasher;
 use core::panic::AssertUnwindSafe;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{catch_unwind, resume_unwind};
 
 use crate::config::Limits;
 use crate::hash::mix;
 use crate::ip::rate_limit::RateLimit;
-use crate::keys::{KeyUse, Keys};
+use crate::keys::{Grouping, KeyUse, Keys, TableKey};
 use crate::log::effect::{EffectSink, FrameNumbers};
 use crate::log::request::{
     Body, ConnId, Digest, Flags, Flow, GroupIndex, Mac, Options, Request, RequestKind, Segment,
     Verdict,
 };
 use crate::seqnum::SeqNum;
-use crate::state::demux::{Demux, Grouping};
 use crate::stats::StateStats;
 #[cfg(any(test, feature = "testkit"))]
 use crate::tcp::fields::{Fields, Flip};
@@ -33,7 +33,6 @@ use crate::time::Instant;
 use crate::udp;
 
 mod connections;
-mod deadlines;
 mod isolate;
 mod listen;
 mod schedule;
@@ -41,8 +40,8 @@ mod schedule;
 mod tests;
 
 use connections::Place;
-use deadlines::Deadlines;
 use listen::{Listeners, Returned};
+use schedule::Deadlines;
 
 /// A source of requests that are applied one after the other. It also takes the effects of
 /// each: work to perform outside of the state, such as building frames.
@@ -100,8 +99,8 @@ pub struct ReplicaState {
     places: Vec<Place>,
     /// Indices of free places.
     free: Vec<u32>,
-    /// Finds the connection of a flow.
-    demux: Demux,
+    /// The connection of each flow. Only for look-ups, since its order has no meaning.
+    flows: HashMap<Flow, ConnId, TableKey>,
     listeners: Listeners,
     /// Connections that wait for transmit slots or their turn, in order.
     waiting: VecDeque<ConnId>,
@@ -147,7 +146,7 @@ impl ReplicaState {
             grouping: Grouping::new(&Keys::default(), 1),
             places: Vec::new(),
             free: Vec::new(),
-            demux: Demux::default(),
+            flows: HashMap::default(),
             listeners: Listeners::default(),
             waiting: VecDeque::new(),
             unsent: VecDeque::new(),
@@ -471,7 +470,7 @@ impl ReplicaState {
                 let keys = Keys::new(secret);
                 self.keys = keys;
                 self.grouping = Grouping::new(&keys, group.count);
-                self.demux = Demux::new(keys.table());
+                self.flows = HashMap::with_hasher(keys.table());
                 self.frames.resets = RateLimit::new(&keys, KeyUse::ResetLimit);
                 self.frames.challenges = RateLimit::new(&keys, KeyUse::ChallengeLimit);
                 self.udp.configure(&keys, group);
@@ -550,7 +549,7 @@ impl ReplicaState {
             }
             Body::NetworkError { flow, seq, what } => {
                 let mut heeded = false;
-                if let Some(conn) = self.demux.find(&flow) {
+                if let Some(conn) = self.flows.get(&flow).copied() {
                     self.with(conn, out, |tcb, cx| {
                         heeded = tcb.network_error(seq, what, cx)
                     });
@@ -723,7 +722,10 @@ impl ReplicaState {
     /// [`fingerprint`](Self::fingerprint) plus the tables of flows and deadlines. A corruption
     /// may have left traces there although the corrupted value itself was overwritten.
     pub fn whole_fingerprint(&self) -> u64 {
-        let tables = mix(self.demux.fingerprint()) ^ self.deadlines.fingerprint();
+        let key = self.flows.hasher();
+        let flows = self.flows.iter().map(|flow| key.hash_one(flow));
+        let flows = flows.fold(0, u64::wrapping_add);
+        let tables = mix(flows) ^ self.deadlines.fingerprint();
         mix(self.fingerprint() ^ tables)
     }
 

@@ -3,12 +3,11 @@
 use super::ReplicaState;
 use super::schedule::waits;
 use crate::config::Settings;
-use crate::keys::KeyUse;
+use crate::keys::{KeyUse, ephemeral_from};
 use crate::log::effect::{Effect, EffectSink};
 use crate::log::request::Endpoint;
 use crate::log::request::{Body, ConnId, Flow, GroupIndex, Mac, Request};
 use crate::seqnum::SeqNum;
-use crate::state::demux::ephemeral_from;
 use crate::tcp::fields::Fields;
 #[cfg(any(test, feature = "testkit"))]
 use crate::tcp::fields::Flip;
@@ -121,7 +120,7 @@ impl ReplicaState {
     #[cold]
     pub(super) fn find(&self, body: &Body) -> Option<ConnId> {
         match body {
-            Body::Segments { flow, .. } => self.demux.find(flow),
+            Body::Segments { flow, .. } => self.flows.get(flow).copied(),
             _ => None,
         }
     }
@@ -164,7 +163,7 @@ impl ReplicaState {
         let place = &mut self.places[conn.index as usize];
         place.tcb = Some(tcb);
         place.listener_port = parent;
-        self.demux.insert(flow, conn);
+        self.flows.insert(flow, conn);
         self.stats.opened += 1;
         out.push(Effect::Hint {
             conn,
@@ -201,7 +200,7 @@ impl ReplicaState {
         self.deadlines.remove(conn.index);
         let held = place.held;
         let flow = tcb.flow();
-        self.demux.remove(&flow);
+        self.flows.remove(&flow);
         self.stats.closed += 1;
         out.push(Effect::Hint {
             conn,
@@ -257,7 +256,7 @@ impl ReplicaState {
     /// that is free and that assigns the peer's segments to this group.
     pub(super) fn choose_port(&self, ends: Flow) -> Option<Flow> {
         if ends.local.port != 0 {
-            let is_free = self.demux.find(&ends).is_none() && !self.listeners.has(ends.local.port);
+            let is_free = !self.flows.contains_key(&ends) && !self.listeners.has(ends.local.port);
             return is_free.then_some(ends);
         }
         let flow = |port| Flow {
@@ -269,7 +268,7 @@ impl ReplicaState {
         let GroupIndex { index, count } = self.group;
         ephemeral_from(start)
             .filter(|port| count == 1 || self.grouping.group(&flow(*port)) == index)
-            .find(|port| self.demux.find(&flow(*port)).is_none() && !self.listeners.has(*port))
+            .find(|port| !self.flows.contains_key(&flow(*port)) && !self.listeners.has(*port))
             .map(flow)
     }
 

@@ -268,7 +268,7 @@ impl ReplicaState {
         out: &mut impl EffectSink,
     ) {
         self.evict_time_wait(out);
-        if self.demux.find(&flow).is_some() {
+        if self.flows.contains_key(&flow) {
             let port = flow.local.port;
             return out.push(Effect::NoPort { request_id, port });
         }

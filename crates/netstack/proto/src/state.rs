@@ -1,4 +1,0 @@
-//! One replica: connections, ports and timers, without shared memory.
-
-pub mod apply;
-pub mod demux;
