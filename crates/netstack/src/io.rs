@@ -74,7 +74,6 @@
 pub(crate) mod accept;
 pub(crate) mod claim;
 pub(crate) mod control;
-pub(crate) mod copy;
 pub(crate) mod direct;
 pub(crate) mod driven;
 pub(crate) mod echo;

@@ -11,8 +11,6 @@ use crate::packet::flow::Address;
 
 #[cfg(target_arch = "x86_64")]
 use pulp::x86::{V3, V4};
-#[cfg(target_arch = "x86_64")]
-pub use wide::Vectors;
 
 /// A running one's-complement sum over 16-bit words, not folded yet.
 ///
@@ -151,6 +149,9 @@ fn fold16(sum: u64) -> u16 {
 
 /// Length in bytes from which the wide loops repay their selection.
 const WIDE: usize = 64;
+/// The same of copies without a sum.
+#[cfg(target_arch = "x86_64")]
+const WIDE_COPY: usize = 256;
 
 #[inline]
 fn sum_words(bytes: &[u8]) -> u64 {
@@ -181,13 +182,16 @@ enum Selected {
 
 impl Cpu {
     /// This processor.
+    #[inline(always)]
     pub fn this() -> Cpu {
         #[cfg(target_arch = "x86_64")]
-        if let Some(selected) = V4::try_new()
-            .map(Selected::Avx512)
-            .or_else(|| V3::try_new().map(Selected::Avx2))
         {
-            return Cpu(selected);
+            if let Some(cpu) = V4::try_new() {
+                return Cpu(Selected::Avx512(cpu));
+            }
+            if let Some(cpu) = V3::try_new() {
+                return Cpu(Selected::Avx2(cpu));
+            }
         }
         Cpu(Selected::Any)
     }
@@ -202,6 +206,27 @@ impl Cpu {
             Selected::Avx2(cpu) => cpu.vectorize(wide::Looping { cpu, looping }),
             Selected::Any => looping.run(Narrow),
         }
+    }
+
+    /// Copies `from` to `to`, without a sum. For a segment of some 1,400 bytes, this takes two thirds
+    /// of the instructions of `memcpy`, which handles any length.
+    ///
+    /// # Panics
+    /// If their lengths differ.
+    #[inline(always)]
+    pub fn copy(self, from: &[u8], to: &mut [u8]) {
+        #[cfg(target_arch = "x86_64")]
+        if from.len() >= WIDE_COPY {
+            assert_eq!(from.len(), to.len());
+            match self.0 {
+                Selected::Avx512(cpu) => {
+                    return cpu.vectorize(wide::CopiedAlone { cpu, from, to });
+                }
+                Selected::Avx2(cpu) => return cpu.vectorize(wide::CopiedAlone { cpu, from, to }),
+                Selected::Any => {}
+            }
+        }
+        to.copy_from_slice(from);
     }
 
     #[inline(always)]
@@ -371,6 +396,17 @@ mod tests {
         (0..len).map(|at| byte(at) as u8).collect()
     }
 
+    /// This processor with each kind of vectors that it has, and with none.
+    fn all_cpus() -> Vec<Cpu> {
+        let mut all = vec![Selected::Any];
+        #[cfg(target_arch = "x86_64")]
+        {
+            all.extend(V3::try_new().map(Selected::Avx2));
+            all.extend(V4::try_new().map(Selected::Avx512));
+        }
+        all.into_iter().map(Cpu).collect()
+    }
+
     /// Results of all loops of this processor on `from`, with a copy to `to` if the loop copies.
     fn by_every_loop(from: &[u8], to: &mut [u8]) -> Vec<u16> {
         let mut sums = vec![Sum::default().with(from), Sum(narrow::sum(from))];
@@ -416,9 +452,20 @@ mod tests {
                 "{len} from {at} to {into}: {sums:x?}, not {expected:x}"
             );
             assert_eq!(&to[into..into + len], from);
+            for cpu in all_cpus() {
+                to[into..into + len].fill(0);
+                cpu.copy(from, &mut to[into..into + len]);
+                assert_eq!(&to[into..into + len], from);
+            }
             let around = to[..into].iter().chain(&to[into + len..]);
             assert!(around.copied().all(|byte| byte == 0xa5), "{len} to {into}");
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "left == right")]
+    fn a_place_of_another_length_is_refused() {
+        Cpu::this().copy(&[1; 600], &mut [0; 599]);
     }
 
     #[test]

@@ -5,8 +5,8 @@ use core::ops::Deref;
 use core::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
-use crate::io::copy::Copier;
 use crate::io::sync::{AtomicU64, Shadow};
+use crate::packet::checksum::Cpu;
 
 /// Bytes of a ring, oldest first, in up to two parts.
 pub(crate) type Parts<'a> = (&'a [u8], &'a [u8]);
@@ -384,9 +384,9 @@ impl ByteRing {
         // it lives. The cells were initialised in `Block::new`.
         unsafe {
             let ring = UnsafeCell::raw_get(self.bytes().as_ptr());
-            Copier::here().copy(front, core::slice::from_raw_parts_mut(ring.add(at), len));
+            Cpu::this().copy(front, core::slice::from_raw_parts_mut(ring.add(at), len));
             if rest > 0 {
-                Copier::here().copy(back, core::slice::from_raw_parts_mut(ring, rest));
+                Cpu::this().copy(back, core::slice::from_raw_parts_mut(ring, rest));
             }
         }
     }

@@ -14,12 +14,14 @@ use super::{Copier, CopyLoop};
 
 /// Vectors of half a group. The vectors of a group share one mean.
 const HALF: usize = 4;
+/// Vectors that one iteration of a copy without a sum copies.
+const GROUP: usize = 16;
 /// Bytes after which the carries are counted. Half a carry is 2^15 in the highest words, and
 /// the estimate is wrong by less than four per vector: thousands of vectors are possible.
 const BLOCK: usize = 1 << 16;
 
 /// Operations of a processor on `N` bytes at once, as 64-bit numbers in parallel.
-pub trait Vectors<const N: usize>: Copy {
+pub(super) trait Vectors<const N: usize>: Copy {
     /// The register that holds `N` bytes.
     type Vector: Copy;
 
@@ -199,6 +201,14 @@ pub(super) struct Copied<'a, C> {
     pub to: &'a mut [u8],
 }
 
+/// `from`, which is copied to `to` without a sum.
+pub(super) struct CopiedAlone<'a, C> {
+    pub cpu: C,
+    pub from: &'a [u8],
+    /// As long as `from`.
+    pub to: &'a mut [u8],
+}
+
 /// A loop, for the vectors of `cpu`.
 pub(super) struct Looping<C, L> {
     pub cpu: C,
@@ -220,6 +230,24 @@ impl<C: Copier> NullaryFnOnce for Copied<'_, C> {
     #[inline(always)]
     fn call(self) -> u64 {
         self.cpu.copy(self.from, self.to)
+    }
+}
+
+impl NullaryFnOnce for CopiedAlone<'_, V3> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        copy_alone(self.cpu, self.from, self.to);
+    }
+}
+
+impl NullaryFnOnce for CopiedAlone<'_, V4> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        copy_alone(self.cpu, self.from, self.to);
     }
 }
 
@@ -296,6 +324,48 @@ fn copy<const N: usize, C: Vectors<N>>(cpu: C, from: &[u8], to: &mut [u8]) -> u6
     cpu.store(end, to.last_chunk_mut().expect("a vector and more"));
     sums.single(cpu, cpu.and(end, cpu.load(mask(tail.len()))));
     total + cpu.total(sums.sum, sums.means)
+}
+
+/// Copies without a sum: the first and the last vector unaligned, and the vectors between them so
+/// that no store crosses a cache line.
+#[inline(always)]
+fn copy_alone<const N: usize, C: Vectors<N>>(cpu: C, from: &[u8], to: &mut [u8]) {
+    let to = &mut to[..from.len()];
+    let (Some(first), Some(last)) = (from.first_chunk(), from.last_chunk()) else {
+        return to.copy_from_slice(from);
+    };
+    let last = cpu.load(last);
+    let skipped = N - to.as_ptr().addr() % N;
+    if let Some(place) = to.first_chunk_mut() {
+        cpu.store(cpu.load(first), place);
+    }
+    let (vectors, _) = from[skipped..].as_chunks::<N>();
+    let (places, _) = to[skipped..].as_chunks_mut::<N>();
+    let (vectors, places) = copy_groups::<GROUP, N, C>(cpu, vectors, places);
+    let (vectors, places) = copy_groups::<{ GROUP / 4 }, N, C>(cpu, vectors, places);
+    for (vector, place) in vectors.iter().zip(places) {
+        cpu.store(cpu.load(vector), place);
+    }
+    if let Some(place) = to.last_chunk_mut() {
+        cpu.store(last, place);
+    }
+}
+
+/// Copies as many groups of `G` vectors as there are; returns the rest.
+#[inline(always)]
+fn copy_groups<'f, 't, const G: usize, const N: usize, C: Vectors<N>>(
+    cpu: C,
+    from: &'f [[u8; N]],
+    to: &'t mut [[u8; N]],
+) -> (&'f [[u8; N]], &'t mut [[u8; N]]) {
+    let (groups, vectors) = from.as_chunks::<G>();
+    let (into, places) = to.as_chunks_mut::<G>();
+    for (group, into) in groups.iter().zip(into) {
+        for (vector, place) in group.iter().zip(into) {
+            cpu.store(cpu.load(vector), place);
+        }
+    }
+    (vectors, places)
 }
 
 /// The value of the last byte if their number is odd, and all bytes before it.
