@@ -8,7 +8,7 @@
 //!
 //! | resource | limit | beyond the limit |
 //! |---|---|---|
-//! | ARP, ICMP and neighbour discovery that we send, and datagrams that waited for a neighbour | 256 KiB, then 8 MiB (`io/control.rs`) | frames wait in the device, opens and echo requests in their queues; if the device takes nothing for 10 ms, frames beyond 8 MiB are dropped: [`PumpStats::control_dropped`] |
+//! | ARP, ICMP and neighbour discovery that we send, and datagrams that waited for a neighbour | 256 KiB, then 8 MiB (`io/rx/host.rs`) | frames wait in the device, opens and echo requests in their queues; if the device takes nothing for 10 ms, frames beyond 8 MiB are dropped: [`PumpStats::control_dropped`] |
 //! | opens that wait for a neighbour, or for an IPv6 address | [`Limits::connections`] | [`SocketError::NoRoom`] |
 //! | datagrams that wait for a neighbour | four times [`Limits::udp_send_buffer`], at least 212,992 bytes; 4 MiB for all (`ip/neighbor.rs`) | the oldest for this neighbour make room (RFC 1122 section 2.3.2.2); beyond 4 MiB, new ones are dropped: [`PumpStats::unresolved`] |
 //! | segments without a connection that wait for the next hop of their answer | 64 runs for one hop; 1 MiB for all (`io/rx/unanswered.rs`) | dropped: [`PumpStats::unresolved`] |

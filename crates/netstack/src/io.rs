@@ -10,7 +10,6 @@
 //! | `claim` | takes batches of frames from the device, and gives them back |
 //! | `gro` | parses a batch: its segments become runs |
 //! | `rx` | publishes runs and all other inputs of replicas; answers neighbours and ICMP |
-//! | `control` | frames that `rx` sends outside of the log |
 //! | `run` | the frames of a request |
 //! | `prepare` | verifies checksums |
 //! | `perform` | performs the effects of `apply` ([`crate::state`]) |
@@ -73,9 +72,7 @@
 
 pub(crate) mod accept;
 pub(crate) mod claim;
-pub(crate) mod control;
 pub(crate) mod direct;
-pub(crate) mod driven;
 pub(crate) mod echo;
 pub(crate) mod gro;
 pub(crate) mod perform;

@@ -1,14 +1,18 @@
-//! The log of a thread that owns the state alone. It has no ring: the thread verifies, applies and
-//! performs the pump's requests at once.
+//! A thread that owns the state alone, or claims its own frames: `single`, `pipelined`, solo mode.
+//!
+//! The log of such a thread has no ring: the thread verifies, applies and performs the pump's
+//! requests at once.
 
-use super::perform::{self, BuiltHeaders};
-use super::prepare::prepare_and_store;
-use super::world::{Wakes, World};
-use crate::io::rx::Log;
+use crate::io::claim::Claimer;
+use crate::io::perform::{self, BuiltHeaders};
+use crate::io::prepare::prepare_and_store;
+use crate::io::rx::{FRAMES_A_TURN, Log, RxPump};
+use crate::io::sleep::Receiving;
+use crate::io::world::{Wakes, World};
 use crate::io::{ClaimedFrames, Run};
 use crate::log::effect::{Deliver, Effect, EffectSink, Transmit};
 use crate::log::request::{Request, Verdict};
-use crate::state::apply::{ReplicaState, Requests};
+use crate::state::apply::{Awaited, ReplicaState, Requests};
 use crate::stats::EffectStats;
 use crate::time::Instant;
 
@@ -240,5 +244,79 @@ impl Performing<'_> {
             &mut self.wakes,
         );
         effects.clear();
+    }
+}
+
+/// Maximum number of batches that are published before the thread does other work.
+const MAX_BATCHES: usize = 4;
+
+impl RxPump {
+    /// Takes turns while batches are full, but at most [`MAX_BATCHES`]. Returns how much was done.
+    /// `others_empty`: the claimer is for all queues of the device, or the others are empty.
+    pub(crate) fn turns(
+        &mut self,
+        now: Instant,
+        awaited: Awaited,
+        (claimer, others_empty): (&mut Claimer, bool),
+        log: &mut impl Log,
+    ) -> usize {
+        let mut done = 0;
+        for _ in 0..MAX_BATCHES {
+            let now_done = self.turn(now, awaited, log, |pump, log| {
+                let about = (&mut *claimer, FRAMES_A_TURN);
+                let (done, is_empty) = pump.claim_and_publish(now, about, log);
+                (done, is_empty && others_empty)
+            });
+            done += now_done;
+            if now_done < FRAMES_A_TURN {
+                break;
+            }
+        }
+        done
+    }
+}
+
+/// A receive pump and its device, for a thread that owns both.
+pub(crate) struct Receiver {
+    pub(crate) pump: RxPump,
+    claimer: Claimer,
+}
+
+impl Receiver {
+    pub(crate) fn new(pump: RxPump, claimer: Claimer) -> Self {
+        Receiver { pump, claimer }
+    }
+
+    /// As [`RxPump::turn`].
+    #[cfg(feature = "pipelined")]
+    pub(crate) fn turn(&mut self, now: Instant, awaited: Awaited, log: &mut impl Log) -> usize {
+        self.pump.turn(now, awaited, log, |pump, log| {
+            pump.claim_and_publish(now, (&mut self.claimer, FRAMES_A_TURN), log)
+        })
+    }
+
+    /// As [`RxPump::turns`].
+    pub(crate) fn turns(&mut self, now: Instant, awaited: Awaited, log: &mut impl Log) -> usize {
+        self.pump
+            .turns(now, awaited, (&mut self.claimer, true), log)
+    }
+
+    /// Whether there is something to publish other than frames in the device.
+    pub(crate) fn has_work(&self) -> bool {
+        self.claimer.has_rest() || self.pump.has_work()
+    }
+}
+
+impl Receiving for Receiver {
+    fn has_work(&mut self) -> bool {
+        Receiver::has_work(self)
+    }
+
+    fn next_deadline(&mut self) -> Instant {
+        self.pump.next_deadline()
+    }
+
+    fn wait(&mut self, timeout: Option<std::time::Duration>) {
+        self.claimer.wait(timeout);
     }
 }

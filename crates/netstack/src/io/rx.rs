@@ -8,18 +8,17 @@
 
 pub(crate) mod addresses;
 mod commands;
+mod connections;
 mod datagrams;
 mod dhcp;
 mod echo;
 mod held;
 mod host;
-mod idle;
 mod loopback;
 mod paths;
 mod unanswered;
 
 use core::num::NonZeroU32;
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use dominoes_drivers::Frame;
@@ -28,10 +27,8 @@ use dominoes_drivers::split::Target;
 use crate::groups;
 use crate::host::{IpHost, IpHostConfig};
 use crate::io::claim::Claimer;
-use crate::io::control::ControlWait;
 use crate::io::gro::{Found, Parser};
 use crate::io::record::{Published, Recorder};
-use crate::io::sleep::Receiving;
 use crate::io::world::World;
 use crate::io::{ClaimedFrames, FrameRecycler, Run};
 use crate::ip::identification::Identifications;
@@ -47,15 +44,13 @@ use crate::seqnum::SeqNum;
 use crate::state::apply::Awaited;
 use crate::stats::PumpStats;
 use crate::time::Instant;
-use addresses::Rerouting;
 use commands::{ROOM_OF_CHANGE, UNREACHABLE};
+use connections::Connections;
 use datagrams::Datagrams;
 use echo::Echoes;
-use held::HeldSyns;
-use idle::{Hint, IdleLooks, LOOKS};
+pub(crate) use host::ControlFrames;
+use host::ControlWait;
 use loopback::Loopback;
-use paths::Paths;
-use unanswered::Unanswered;
 
 /// The most frames of one batch without a log, the most numbered frames that one turn of the
 /// transmit pump sends, and the most connections whose progress one turn publishes.
@@ -720,12 +715,6 @@ fn sample_cursors(world: &World, digest: &mut Digest, ahead: Option<bool>) -> Op
     place
 }
 
-// The receive pump for a thread that claims its own frames: `single`, `pipelined`, solo mode, and a
-// worker of a group that expects lone requests.
-
-/// Maximum number of batches that are published before the thread does other work.
-const MAX_BATCHES: usize = 4;
-
 impl RxPump {
     /// Claims a batch of at most `most` frames, parses it, and publishes its requests, as far as
     /// the log has room. Returns how much was done, and whether the device had nothing.
@@ -767,199 +756,5 @@ impl RxPump {
         self.parse_and_publish(now, &batch, log);
         self.recycler.put_batch(batch);
         (commands + claimed, false)
-    }
-
-    /// Takes turns while batches are full, but at most [`MAX_BATCHES`]. Returns how much was done.
-    /// `others_empty`: the claimer is for all queues of the device, or the others are empty.
-    pub(crate) fn turns(
-        &mut self,
-        now: Instant,
-        awaited: Awaited,
-        (claimer, others_empty): (&mut Claimer, bool),
-        log: &mut impl Log,
-    ) -> usize {
-        let mut done = 0;
-        for _ in 0..MAX_BATCHES {
-            let now_done = self.turn(now, awaited, log, |pump, log| {
-                let about = (&mut *claimer, FRAMES_A_TURN);
-                let (done, is_empty) = pump.claim_and_publish(now, about, log);
-                (done, is_empty && others_empty)
-            });
-            done += now_done;
-            if now_done < FRAMES_A_TURN {
-                break;
-            }
-        }
-        done
-    }
-}
-
-/// A receive pump and its device, for a thread that owns both.
-pub(crate) struct Receiver {
-    pub(crate) pump: RxPump,
-    claimer: Claimer,
-}
-
-impl Receiver {
-    pub(crate) fn new(pump: RxPump, claimer: Claimer) -> Self {
-        Receiver { pump, claimer }
-    }
-
-    /// As [`RxPump::turn`].
-    #[cfg(feature = "pipelined")]
-    pub(crate) fn turn(&mut self, now: Instant, awaited: Awaited, log: &mut impl Log) -> usize {
-        self.pump.turn(now, awaited, log, |pump, log| {
-            pump.claim_and_publish(now, (&mut self.claimer, FRAMES_A_TURN), log)
-        })
-    }
-
-    /// As [`RxPump::turns`].
-    pub(crate) fn turns(&mut self, now: Instant, awaited: Awaited, log: &mut impl Log) -> usize {
-        self.pump
-            .turns(now, awaited, (&mut self.claimer, true), log)
-    }
-
-    /// Whether there is something to publish other than frames in the device.
-    pub(crate) fn has_work(&self) -> bool {
-        self.claimer.has_rest() || self.pump.has_work()
-    }
-}
-
-impl Receiving for Receiver {
-    fn has_work(&mut self) -> bool {
-        Receiver::has_work(self)
-    }
-
-    fn next_deadline(&mut self) -> Instant {
-        self.pump.next_deadline()
-    }
-
-    fn wait(&mut self, timeout: Option<std::time::Duration>) {
-        self.claimer.wait(timeout);
-    }
-}
-
-/// The receive pump's connections: a table by flow, and queues of connections that begin, wait or
-/// end.
-#[derive(Default)]
-struct Connections {
-    /// The connection of each flow. A hint: replicas ignore one of an earlier generation, and look
-    /// in their own tables.
-    hints: HashMap<Flow, Hint>,
-    /// How often `hints` or `over` changed.
-    hints_version: u64,
-    /// SYNs that wait until the application decides.
-    held: HeldSyns,
-    idle: IdleLooks,
-    /// Connections whose end was reported before their start.
-    over: HashSet<ConnId>,
-    /// Active opens that wait for room in the log, with the link-layer address of their next hop.
-    opens: VecDeque<(WaitingOpen, Mac)>,
-    /// Active opens that wait until an IPv6 address of ours is no longer tentative, or for a lease.
-    sourceless: VecDeque<WaitingOpen>,
-    /// Segments without a connection that wait for the next hops of their answers.
-    unanswered: Unanswered,
-    /// Connections whose next hop changes.
-    rerouting: Rerouting,
-    /// Connections whose path MTU must be published.
-    paths: Paths,
-    /// Connections of addresses that we lost, whose end must be published.
-    lost: BTreeSet<ConnId>,
-    /// Closed connections. Each can be freed when the effects up to a position are performed, and
-    /// the frames below a number are sent.
-    closing: VecDeque<(u64, u64, ConnId)>,
-    /// Closed connections whose socket still exists.
-    lingering: HashSet<ConnId>,
-    /// Whether the next notification comes from the mailbox's `overflow`, if that has any.
-    overflow_first: bool,
-}
-
-impl RxPump {
-    /// Takes the primaries' reports of connections that begin and end.
-    fn take_hints(&mut self, now: Instant) {
-        while !self.world.hints.is_empty()
-            && let Some(update) = self.world.hints.pop()
-        {
-            // Two primaries may report the start and the end of a connection in either order.
-            if update.open {
-                if !self.connections.over.remove(&update.conn) {
-                    self.connection_begins(now, update.flow, update.conn);
-                }
-            } else if self.has_hint(&update.flow, update.conn) {
-                self.connection_ends(&update.flow);
-            } else {
-                self.connections.over.insert(update.conn);
-            }
-            self.connections.hints_version += 1;
-        }
-    }
-
-    /// Whether the table of hints has `conn` as the connection of `flow`.
-    fn has_hint(&self, flow: &Flow, conn: ConnId) -> bool {
-        self.connections
-            .hints
-            .get(flow)
-            .is_some_and(|hint| hint.conn == conn)
-    }
-
-    /// The connection of a flow, or `ConnId::NONE`. Ends a watch, so the caller must publish a run
-    /// of the flow.
-    fn hint_of(&mut self, now: Instant, flow: &Flow) -> ConnId {
-        let Some(hint) = self.connections.hints.get(flow) else {
-            return ConnId::NONE;
-        };
-        let conn = hint.conn;
-        if hint.is_watched() {
-            self.end_watch(now, flow);
-        }
-        conn
-    }
-
-    /// Takes the primaries' reports of closed connections.
-    fn take_retired(&mut self, log: &mut impl Log) {
-        while !self.world.retired.is_empty()
-            && let Some((conn, frames)) = self.world.retired.pop()
-        {
-            // A replica that is wrong may name any frame. No number is beyond the credit.
-            let credit = self.world.tx.sent() + u64::from(self.world.limits.tx_slots);
-            let closing = (log.end(), frames.min(credit), conn);
-            self.connections.closing.push_back(closing);
-        }
-    }
-
-    /// Frees the places of closed connections whose work, below the position `performed`, is done
-    /// and whose sockets are gone.
-    fn reap(&mut self, now: Instant, performed: u64, log: &mut impl Log) -> usize {
-        let (mut done, mut discarded) = (0, 0);
-        while let Some(&(position, frames, conn)) = self.connections.closing.front() {
-            if position > performed || log.room() == 0 || discarded == LOOKS {
-                break;
-            }
-            // Frames that wait for the device may have payload in the connection's send ring.
-            if self.world.tx.sent() < frames {
-                break;
-            }
-            self.connections.closing.pop_front();
-            if let Some(stream) = self.world.streams.get(conn) {
-                stream.all_sent();
-                if stream.is_orphan() {
-                    discarded += usize::from(self.free(now, conn, log));
-                } else {
-                    self.connections.lingering.insert(conn);
-                }
-            }
-            done += 1;
-        }
-        done
-    }
-
-    /// Frees the place of a connection. Returns whether that returned memory to the system.
-    fn free(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) -> bool {
-        self.published.forget(conn);
-        self.connections.over.remove(&conn);
-        self.connections.idle.forget(conn);
-        let is_discarded = self.world.streams.recycle(conn);
-        self.publish_command(now, Body::Free { conn }, log);
-        is_discarded
     }
 }

@@ -59,7 +59,7 @@
 //! moves `app_read` over a unit when it is done.
 //!
 //! *Given back.* The memory of rings and slots returns to the system where no byte is left that
-//! will be read, and while no thread can write one: `io/rx/idle.rs` explains when that holds.
+//! will be read, and while no thread can write one: `io/rx/connections.rs` explains when that holds.
 
 mod byte_ring;
 mod delivery;

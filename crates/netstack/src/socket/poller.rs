@@ -92,7 +92,7 @@ use dominoes_drivers::{Descriptors, EventFd};
 
 use self::registration::{Collected, Recipient, Registration};
 use super::WaitUntil;
-use crate::io::driven::FULL;
+use crate::io::sleep::FULL;
 use crate::io::world::World;
 
 pub(crate) use self::held::hold_wakeups;

@@ -8,8 +8,7 @@ use dominoes::EventCount;
 use dominoes_drivers::Beside;
 
 use crate::error::SocketError;
-use crate::io::driven::Wait;
-use crate::io::sleep::now;
+use crate::io::sleep::{Wait, now};
 use crate::io::world::{SocketTable, World};
 
 /// How long the calls of a socket wait. Default: without limit.

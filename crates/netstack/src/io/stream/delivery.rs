@@ -275,7 +275,7 @@ impl<'a> StreamRef<'a> {
 
     /// Returns the memory of the receive ring and of its slots to the system, unless there are
     /// unread bytes. Returns whether nothing is left to be returned. Only the pump may call this,
-    /// when every published request about the connection is performed; `io/rx/idle.rs` explains why
+    /// when every published request about the connection is performed; `io/rx/connections.rs` explains why
     /// that suffices.
     #[cold]
     pub(crate) fn give_back_received(&self) -> bool {

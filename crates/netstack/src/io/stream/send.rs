@@ -359,7 +359,7 @@ impl<'a> StreamRef<'a> {
 
     /// Returns the memory of the send ring to the system, unless a thread writes to it or some
     /// bytes are not released. Returns whether nothing is left to be returned. Only the pump may
-    /// call this, when every published request about the connection is performed; `io/rx/idle.rs`
+    /// call this, when every published request about the connection is performed; `io/rx/connections.rs`
     /// explains why that suffices.
     #[cold]
     pub(crate) fn give_back_sent(&self) -> bool {

@@ -6,10 +6,10 @@ use std::time::Instant;
 use dominoes::Watch;
 
 use super::source::{Source, Target};
-use crate::io::driven::{Driven, FULL, Wait};
+use crate::io::sleep::{Driven, FULL, Wait};
 use crate::socket::Sockets;
 
-pub use crate::io::driven::Waits;
+pub use crate::io::sleep::Waits;
 
 /// What the calls of a socket would find.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,10 +11,11 @@ use dominoes_drivers::{Frame, RxChecksum};
 use super::front::Inbox;
 use super::message::{Build, Delivered, Jobs, LastLook, Receiver, RemoteRun, Sender, WakeUp};
 use crate::io::claim::Claimer;
+use crate::io::direct;
 use crate::io::perform::{self, BuiltHeaders};
 use crate::io::prepare::{is_verified_by_device, prepare, transport_is_good};
 use crate::io::record::Entry;
-use crate::io::rx::{self, Log};
+use crate::io::rx::Log;
 use crate::io::tx::TxPump;
 use crate::io::world::{Wakes, World};
 use crate::io::{ClaimedFrames, FrameRecycler, Run, RunFrames};
@@ -465,7 +466,7 @@ struct Pending {
 /// Handles headers.
 pub(super) struct Protocol {
     pub(super) world: Arc<World>,
-    pub(super) rx: rx::Receiver,
+    pub(super) rx: direct::Receiver,
     pub(super) replica: ReplicaState,
     inbox: Arc<Inbox>,
     last_look: Arc<LastLook>,
@@ -501,7 +502,7 @@ impl Drop for Protocol {
 
 impl Protocol {
     pub(super) fn new(
-        (world, rx): (Arc<World>, rx::Receiver),
+        (world, rx): (Arc<World>, direct::Receiver),
         (inbox, last_look): (Arc<Inbox>, Arc<LastLook>),
         deadline: Arc<AtomicU64>,
         outboxes: Vec<Outbox>,
