@@ -10,34 +10,28 @@
 
 mod apply;
 mod aside;
-mod assign;
 mod autoscale;
 mod divergence;
 mod execute;
-mod fault_hooks;
 mod intake;
-mod join_check;
 mod layout;
 mod lone;
+mod membership;
 mod pending;
 mod primaries;
-mod queues;
-mod slots;
 mod solo;
 mod steal;
 mod worker;
 
-use assign::{LONE_BYTES, LONE_FRAMES};
+use aside::{LONE_BYTES, LONE_FRAMES};
 use autoscale::{Autoscaler, ScaleDecision, WorkDone};
-pub use fault_hooks::FaultHooks;
 use intake::WaitingBatches;
 pub use layout::{GroupTuning, Layout};
+pub use membership::{JoiningWorker, MembershipHandle};
+use membership::{Members, Snapshot};
 use pending::PendingEffects;
 pub use primaries::Primaries;
 use primaries::Rule;
-use queues::{AllQueues, Queues};
-pub use slots::{JoiningWorker, MembershipHandle};
-use slots::{Members, Snapshot};
 pub use worker::ReplicatedWorker;
 
 use core::ops::{Deref, DerefMut};
@@ -53,6 +47,7 @@ use dominoes_drivers::Device;
 
 use crate::drive::{ByHand, Handle, Joining};
 use crate::error::{ConfigError, MembershipError};
+use crate::io::claim::{AllQueues, Queues};
 use crate::io::prepare::prepare_and_store;
 use crate::io::rx::{Log, RxPump};
 use crate::io::setup::Setup;
@@ -61,7 +56,7 @@ use crate::io::tx::TxPump;
 use crate::io::world::World;
 use crate::io::{BatchFrames, ClaimedFrames, FrameRecycler, Run};
 use crate::log::effect::Effect;
-use crate::log::request::{InBatch, Request};
+use crate::log::request::{InBatch, Request, Verdict};
 use crate::socket::Sockets;
 use crate::state::apply::ReplicaState;
 use crate::stats::{AutoscaleStats, EffectStats, MembershipStats, PostedStats};
@@ -342,6 +337,46 @@ impl Log for GroupLog<'_> {
     fn performed(&mut self) -> u64 {
         self.writer.done()
     }
+}
+
+/// Faults that a test plants in one worker, which the checks must find. Programs use `()`, which
+/// plants none: the code that writes into rings trusts what these hooks return.
+pub trait FaultHooks: Send + 'static {
+    /// Whether any of the hooks does something.
+    const ACTIVE: bool;
+    /// Changes a request just before it is applied.
+    fn change_request(&mut self, _seq: u64, _request: &mut Request) {}
+    /// Gives a verdict for a request that has none yet, or replaces the one it has.
+    fn change_verdict(
+        &mut self,
+        _seq: u64,
+        verdict: Option<Verdict>,
+        _request: &Request,
+    ) -> Option<Verdict> {
+        verdict
+    }
+    /// Changes what applying the request asked for.
+    fn change_effects(&mut self, _seq: u64, _effects: &mut Vec<Effect>) {}
+    /// Called when an effect of the request is about to be performed, or a frame of it to be built;
+    /// the worker has begun its batch or chunk. May panic, and may return much later.
+    fn before_performing(&mut self, _seq: u64, _effect: &Effect) {}
+    /// Called when the payload of the request is about to be stored while it is verified; its
+    /// verdict is begun. May panic, and may return much later.
+    fn before_preparing(&mut self, _seq: u64) {}
+    /// Changes the worker's state before the worker applies the request at `seq`.
+    fn change_state(&mut self, _seq: u64, _replica: &mut ReplicaState) {}
+    /// Whether to take a late worker's work without beginning it.
+    fn steals_unbegun(&mut self, _seq: u64) -> bool {
+        false
+    }
+    /// Whether to mark the batch of the request as done before the next effect is performed.
+    fn finishes_early(&mut self, _seq: u64) -> bool {
+        false
+    }
+}
+
+impl FaultHooks for () {
+    const ACTIVE: bool = false;
 }
 
 /// A log and its workers, [driven by hand](ByHand).

@@ -15,7 +15,6 @@ use super::pending::Applied;
 use super::worker::ReplicatedWorker;
 use crate::drive::Worker as _;
 use crate::group::FaultHooks;
-use crate::group::assign::{LONE_BYTES, LONE_FRAMES};
 use crate::io::rx::RxPump;
 use crate::time::{Duration, Instant};
 
@@ -25,6 +24,10 @@ const QUIET_TURNS: u32 = 16;
 const LOOK_AFTER: Duration = Duration::from_micros(20);
 /// The longest time without a look at the log, if few requests come meanwhile.
 const LATEST_LOOK: Duration = Duration::from_micros(200);
+/// A lone request asks for at most this many frames.
+pub(super) const LONE_FRAMES: u32 = 2;
+/// The pump verifies a lone request with at most this many bytes; one with more is load.
+pub(super) const LONE_BYTES: u32 = 4096;
 /// A request with more than [`LONE_BYTES`], a batch with more segments or a turn with more than
 /// [`LONE_FRAMES`] and than requests is load.
 const LONE_SEGMENTS: u8 = 1;

@@ -37,8 +37,8 @@
 use dominoes::Seq;
 use dominoes::group::{Agreement, WorkerState};
 
+use super::membership::Snapshot;
 use super::pending::{Cursor, PendingEffects};
-use super::slots::Snapshot;
 use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, ReplicatedShared};
 use crate::state::apply::ReplicaState;

@@ -4,7 +4,7 @@
 //!
 //! 1. A worker that has a queue of the device *claims* a batch: it takes frames and a number, and
 //!    reads no header except of merged frames. Other workers may claim from
-//!    [other queues](super::queues).
+//!    [other queues](crate::io::claim).
 //! 2. The worker *parses* its batch, while others claim and parse theirs. Parsing changes nothing
 //!    but the parser, so a batch whose worker is held up for [`HELP_AFTER`] is parsed by any other
 //!    worker too; the first result counts.
@@ -30,10 +30,9 @@ use dominoes::{TryLock, TryLockGuard};
 use dominoes_drivers::Frame;
 
 use super::execute::Share;
-use super::queues::{QueueOrder, first_queue};
 use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, GroupLog, ReplicatedShared};
-use crate::io::claim::MAX_CLAIM;
+use crate::io::claim::{MAX_CLAIM, first_queue};
 use crate::io::gro::{Found, Parser};
 use crate::io::rx::{Log as _, RESERVED, RxPump};
 use crate::io::sync::AtomicU64;
@@ -396,7 +395,7 @@ impl Intake {
     pub(super) fn claim_and_publish(
         &mut self,
         (shared, id): (&ReplicatedShared, usize),
-        (queues, empty_at): (QueueOrder, &mut Instant),
+        (queues, empty_at): (impl Iterator<Item = usize>, &mut Instant),
         pump: &mut RxPump,
         now: Instant,
         log: &mut GroupLog<'_>,
@@ -671,7 +670,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// The queues of the device, in the order in which it looks at them now. If it has many used
     /// frames, it returns them first: their queues may be others than those where it looks.
     #[inline]
-    pub(super) fn queues(&mut self) -> QueueOrder {
+    pub(super) fn queues(&mut self) -> impl Iterator<Item = usize> + Clone + use<T> {
         let first = match self.shared.queues.len() {
             1 => 0,
             count => {
@@ -727,6 +726,45 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let queues = &self.shared.queues;
         for mut claimer in queues.from(0).filter_map(|queue| queues.try_take(queue)) {
             claimer.put_back(&mut self.share.recycler.frames);
+        }
+    }
+}
+
+#[cfg(all(test, not(netstack_loom)))]
+mod tests {
+    use dominoes_drivers::{Device, TxFrame, memory};
+
+    use crate::group::{Layout, ReplicatedGroup};
+    use crate::io::setup::Setup;
+    use crate::time::Instant;
+
+    /// The first worker publishes every batch, so it has the used frames of both queues, and seldom
+    /// looks at the queue of the second one.
+    #[test]
+    fn a_busy_worker_returns_the_frames_of_queues_where_it_seldom_looks() {
+        let pairs = [(); 2].map(|()| memory::pair(memory::MemoryConfig::default().rx_pool(400)));
+        let (ours, theirs): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+        let theirs = Box::new(theirs).split_queues().into_iter();
+        let mut theirs: Vec<_> = theirs.map(|(_, tx)| tx).collect();
+        let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+        let layout = Layout::default().replicas(2);
+        let mut group = ReplicatedGroup::<()>::new(setup, layout, Box::new(ours)).unwrap();
+        let mut claimed = 0;
+        for round in 0..50 {
+            let now = Instant::from_millis(round);
+            for (id, count) in [(1, 30), (0, 90)] {
+                let frames = vec![TxFrame::new(&[1; 60]); count];
+                assert_eq!(theirs[id].transmit(&frames), Ok(count));
+                let worker = &mut group.workers()[id];
+                claimed += worker.claim(now).unwrap();
+                worker.parse();
+            }
+            group.workers()[0].publish(now).unwrap();
+        }
+        assert_eq!(claimed, 50 * (30 + 90));
+        for queue in 0..2 {
+            let claimer = group.shared().queues.try_take(queue).unwrap();
+            assert_eq!(claimer.rx().stats().pool_exhausted, 0);
         }
     }
 }

@@ -1,13 +1,21 @@
-//! The receiving half of the device: what takes batches of frames from it, and gives frames back.
+//! The receiving half of the device: its queues, what takes batches of frames from them, and gives
+//! frames back.
 //!
-//! Claiming reads no header except of merged frames, so a worker has the device for a moment
-//! only.
+//! Claiming reads no header except of merged frames, so a worker has a queue for a moment only.
+//!
+//! Each queue belongs to one of the active workers, which looks at it first; with more queues than
+//! workers, a worker looks at its own in turn. A worker that finds them empty, or taken, looks at
+//! all others, and every [`LOOK_AROUND`]th claim begins with any queue. So no queue waits for a
+//! worker that sleeps, is held up or has died.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
+use crossbeam_utils::CachePadded;
+use dominoes::group::replicas;
+use dominoes::{TryLock, TryLockGuard};
 use dominoes_drivers::queues::{self, QueueWait};
 use dominoes_drivers::{DeviceError, DeviceRx, Frame, checked};
 
@@ -224,6 +232,103 @@ impl Claimer {
     }
 }
 
+/// A worker begins one of this many claims with any queue.
+const LOOK_AROUND: u32 = 8;
+
+/// The claimers of all queues.
+pub(crate) struct Queues {
+    claimers: Box<[CachePadded<TryLock<Claimer>>]>,
+    /// Sleeps in all of them, if there are several.
+    wait: Option<QueueWait>,
+}
+
+impl Queues {
+    pub(crate) fn new(first: Claimer, more: Vec<Claimer>) -> Self {
+        let all = || [&first].into_iter().chain(&more);
+        let wait = || QueueWait::new(all().map(Claimer::rx));
+        let wait = (!more.is_empty()).then(wait);
+        let claimers = [first].into_iter().chain(more);
+        let claimers = claimers.map(|claimer| CachePadded::new(TryLock::new(claimer)));
+        Queues {
+            claimers: claimers.collect(),
+            wait,
+        }
+    }
+
+    /// The claimer of a queue, unless a worker has it.
+    #[inline]
+    pub(crate) fn try_take(&self, queue: usize) -> Option<TryLockGuard<'_, Claimer>> {
+        self.claimers[queue].try_take()
+    }
+
+    /// All claimers, for a worker that sleeps in the device; `None` if a worker has one of them.
+    pub(crate) fn try_take_all(&self) -> Option<AllQueues<'_>> {
+        let (first, more) = self.claimers.split_first()?;
+        Some(AllQueues {
+            first: first.try_take()?,
+            more: more
+                .iter()
+                .map(|claimer| claimer.try_take())
+                .collect::<Option<_>>()?,
+            wait: self.wait.as_ref(),
+        })
+    }
+
+    /// How many there are.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.claimers.len()
+    }
+
+    /// All queues, from this one on.
+    #[inline]
+    pub(crate) fn from(&self, first: usize) -> impl Iterator<Item = usize> + Clone + use<> {
+        let count = self.claimers.len();
+        let wrap = move |queue| if queue < count { queue } else { queue - count };
+        (first..first + count).map(wrap)
+    }
+}
+
+/// The queue at which worker `id` looks first, if it has looked `claims` times before and the
+/// workers in the set `active` receive.
+pub(crate) fn first_queue(queues: usize, (id, active): (usize, u64), claims: u32) -> usize {
+    let around = (claims / LOOK_AROUND) as usize % queues;
+    if claims.is_multiple_of(LOOK_AROUND) {
+        return around;
+    }
+    // A worker of rank r has the queues r, r + n, r + 2n ... if n are active.
+    let workers = replicas(active | 1 << id).count();
+    let rank = replicas(active).take_while(|other| *other < id).count() % queues;
+    let own = (queues - rank).div_ceil(workers);
+    rank + workers * (claims as usize % own)
+}
+
+/// The claimers of all queues, taken.
+pub(crate) struct AllQueues<'a> {
+    first: TryLockGuard<'a, Claimer>,
+    more: Vec<TryLockGuard<'a, Claimer>>,
+    wait: Option<&'a QueueWait>,
+}
+
+impl AllQueues<'_> {
+    /// Whether one has frames that the device has given already.
+    pub(crate) fn has_rest(&self) -> bool {
+        self.first.has_rest() || self.more.iter().any(|claimer| claimer.has_rest())
+    }
+
+    /// As [`Claimer::wait`], in all queues.
+    pub(crate) fn wait(&mut self, timeout: Option<Duration>) {
+        let Some(wait) = self.wait else {
+            return self.first.wait(timeout);
+        };
+        if self.first.wait_in(wait, timeout) {
+            // An error ends further waits until it is reported.
+            let more = self.more.iter_mut();
+            more.for_each(|claimer| claimer.wait(Some(Duration::ZERO)));
+        }
+    }
+}
+
 /// Puts the merged frames of each flow in the order of their sequence numbers.
 ///
 /// A veth pair has a queue for each core. An acknowledgment that opens a window by a megabyte makes
@@ -269,6 +374,31 @@ mod tests {
     use crate::io::setup::Setup;
     use crate::log::request::Flags;
     use dominoes_drivers::{Device, memory};
+
+    /// How often each of four queues is the first one, in `LOOK_AROUND` times as many claims.
+    fn firsts(id: usize, active: u64) -> [u32; 4] {
+        let mut found = [0; 4];
+        for claims in 0..4 * LOOK_AROUND {
+            found[first_queue(4, (id, active), claims)] += 1;
+        }
+        found
+    }
+
+    #[test]
+    fn each_queue_belongs_to_one_active_worker_and_all_look_around() {
+        assert_eq!(firsts(1, 0b0010), [5, 9, 9, 9]);
+        // Of workers 0, 2 and 5 the first has two queues.
+        let active = 0b10_0101;
+        assert_eq!(firsts(0, active)[1..3], [1, 1]);
+        assert_eq!(firsts(2, active), [1, 29, 1, 1]);
+        assert_eq!(firsts(5, active), [1, 1, 29, 1]);
+        // More workers than queues.
+        assert_eq!(firsts(4, 0b1_1111), firsts(0, 0b1111));
+        for id in 0..4 {
+            let own = (0..4).map(|queue| if queue == id { 29 } else { 1 });
+            assert!(own.eq(firsts(id, 0b1111)));
+        }
+    }
 
     #[test]
     fn a_claim_of_long_frames_is_bounded_and_keeps_their_order() {
