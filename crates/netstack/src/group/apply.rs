@@ -7,10 +7,6 @@
 //! worker, or to a later step, the request's effects become [pending](super::pending), and the
 //! [executor](super::execute) continues there. So do the effects of all other requests.
 
-use core::any::Any;
-use core::panic::AssertUnwindSafe;
-use std::panic::{catch_unwind, resume_unwind};
-
 use dominoes::group::WorkerState;
 use dominoes::{ReadBatch, Seq, Spin, Subscription, WorkState};
 
@@ -20,7 +16,7 @@ use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, ReplicatedShared};
 use crate::io::prepare::prepare_and_store;
 use crate::io::{BatchFrames, RunFrames};
-use crate::log::effect::{Effect, EffectSink};
+use crate::log::effect::Effect;
 use crate::log::request::{InBatch, Request};
 use crate::state::apply::ReplicaState;
 use crate::stats::EffectStats;
@@ -54,30 +50,14 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let pending = &mut self.pending;
         let frames_end = executor.share.stats.frames + u64::from(most_frames);
         let mut seq = from;
-        let mut recovered = None;
-        loop {
-            let batch = || {
-                while seq < end && executor.share.stats.frames < frames_end {
-                    let Some(applied) = recovered.take().or_else(|| {
-                        let change = |hooks: &mut T, effects: &mut Vec<_>| {
-                            hooks.change_effects(seq, effects);
-                        };
-                        apply(executor.share, replica, (shared, log, seq), effects, change)
-                    }) else {
-                        break;
-                    };
-                    seq += 1;
-                    shared.post_if_due((id, seq), replica);
-                    if !executor.perform_at_once(applied, effects, pending, frames_end) {
-                        break;
-                    }
-                }
-            };
-            match catch_unwind(AssertUnwindSafe(batch)) {
-                Ok(()) => break,
-                Err(panic) => {
-                    recovered = Some(recover(panic, executor.share, replica, (log, seq), effects));
-                }
+        while seq < end
+            && executor.share.stats.frames < frames_end
+            && let Some(applied) = apply(executor.share, replica, (shared, log, seq), effects)
+        {
+            seq += 1;
+            shared.post_if_due((id, seq), replica);
+            if !executor.perform_at_once(applied, effects, pending, frames_end) {
+                break;
             }
         }
         drop(executor);
@@ -86,26 +66,10 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         applied
     }
 
-    /// Applies at most `most` requests. A panic of a connection ends that connection (see
-    /// [`ReplicaState::recover`]).
+    /// Applies at most `most` requests.
     pub(super) fn apply_ready(&mut self, most: usize) -> usize {
         let mut done = 0;
-        loop {
-            let batch = || {
-                while done < most && (self.apply_one() || self.apply_for_straggler()) {
-                    done += 1;
-                }
-            };
-            match catch_unwind(AssertUnwindSafe(batch)) {
-                Ok(()) => break,
-                Err(panic) => {
-                    let seq = self.pending.end();
-                    let (replica, at) = (&mut self.replica, (&self.log, seq));
-                    let applied = recover(panic, &self.share, replica, at, &mut self.pending);
-                    self.pending.commit(applied);
-                    self.post_if_due(seq + 1);
-                }
-            }
+        while done < most && (self.apply_one() || self.apply_for_straggler()) {
             done += 1;
         }
         if done > 0 {
@@ -134,13 +98,10 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     fn apply_one(&mut self) -> bool {
         let seq = self.replica.position();
         let (replica, at) = (&mut self.replica, (&*self.shared, &self.log, seq));
-        let change = |hooks: &mut T, pending: &mut PendingEffects| {
-            pending.change_uncommitted(|effects| hooks.change_effects(seq, effects));
-        };
-        let Some(applied) = apply(&mut self.share, replica, at, &mut self.pending, change) else {
+        let Some(applied) = apply(&mut self.share, replica, at, &mut self.effects) else {
             return false;
         };
-        self.pending.commit(applied);
+        self.pending.add(applied, &mut self.effects);
         self.quiet.note(&applied);
         self.post_if_due(seq + 1);
         true
@@ -170,16 +131,15 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     }
 }
 
-/// Applies the request at `seq`, whose effects go to `out`, if its verdict is known. The hooks of a
-/// test, if it has any, may change the state, the verdict, the request and, by `change`, its
-/// effects.
+/// Applies the request at `seq`, if its verdict is known. Its effects go to `effects`, which is
+/// empty. A panic of a connection ends that connection. The hooks of a test, if it has any, may
+/// change the state, the verdict, the request and its effects.
 #[inline(always)]
-pub(super) fn apply<T: FaultHooks, S: EffectSink>(
+pub(super) fn apply<T: FaultHooks>(
     share: &mut Share<T>,
     replica: &mut ReplicaState,
     (shared, log, seq): (&ReplicatedShared, &Subscription<Request, Spin>, Seq),
-    out: &mut S,
-    change: impl FnOnce(&mut T, &mut S),
+    effects: &mut Vec<Effect>,
 ) -> Option<Applied> {
     let (mut request, mut verdict) = (log.get(seq)?, shared.verdicts.get(seq));
     let mut changed;
@@ -190,33 +150,11 @@ pub(super) fn apply<T: FaultHooks, S: EffectSink>(
         share.hooks.change_request(seq, &mut changed);
         request = &changed;
     }
-    replica.apply_unguarded(request, verdict?, out);
+    replica.apply(request, verdict?, effects);
     if T::ACTIVE {
-        // A panic in here is not one of the connection.
-        share.in_hooks = true;
-        change(&mut share.hooks, out);
-        share.in_hooks = false;
+        share.hooks.change_effects(seq, effects);
     }
-    Some(Applied::new(request, out.mark(), replica))
-}
-
-/// If the panic came from applying the request at `seq`, completes that request, whose effects are
-/// in `out`, and returns it; else resumes the panic.
-#[cold]
-pub(super) fn recover<T>(
-    panic: Box<dyn Any + Send>,
-    share: &Share<T>,
-    replica: &mut ReplicaState,
-    (log, seq): (&Subscription<Request, Spin>, Seq),
-    out: &mut impl EffectSink,
-) -> Applied {
-    match log.get(seq) {
-        Some(request) if replica.position() == seq + 1 && !share.in_hooks => {
-            replica.recover(panic, request, out);
-            Applied::new(request, out.mark(), replica)
-        }
-        _ => resume_unwind(panic),
-    }
+    Some(Applied::new(request, effects.len(), replica))
 }
 
 impl<T: FaultHooks> Executor<'_, T> {

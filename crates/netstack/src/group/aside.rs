@@ -55,8 +55,6 @@ pub(super) struct Quiet {
     pub(super) rests: bool,
     /// Whether its thread is about to sleep.
     pub(super) sleeps: bool,
-    /// The time of this turn.
-    pub(super) now: Instant,
     /// Whether it published only lone requests in this turn, so that it has not woken the others.
     pub(super) published_lone: bool,
     /// How often in a row it published that, and nothing else.
@@ -130,21 +128,20 @@ impl Quiet {
 }
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
-    /// Decides whether this worker stays aside in a turn, which has the time `now` if that has
-    /// passed, and whether it rests. Then its turn reports work, so that a thread that drives all
+    /// Decides whether this worker stays aside in a turn, which has the time `now` if that may have
+    /// passed since `before`, and whether it rests. Then its turn reports work, so that a thread that drives all
     /// workers calls it again: at the same time it looks.
     #[inline]
-    pub(super) fn begin_quiet(&mut self, now: Option<Instant>) {
+    pub(super) fn begin_quiet(&mut self, before: Instant, now: Option<Instant>) {
         let asks_at = self.quiet.ask_at;
         let is_aside = now.is_some_and(|now| self.stays_aside(now));
         (self.quiet.is_aside, self.quiet.rests) = (is_aside, false);
-        let Some(now) = now else {
-            return;
-        };
-        if is_aside && self.quiet.now < now {
+        if let Some(now) = now
+            && is_aside
+            && before < now
+        {
             self.quiet.rests = self.quiet.ask_at == asks_at || self.rests_on(now);
         }
-        self.quiet.now = now;
     }
 
     /// Whether this worker, which has just asked, rests on. It looks at the log when it lags by a

@@ -32,8 +32,6 @@ pub(crate) struct Share<T> {
     pub(crate) stats: EffectStats,
     /// Faults of a test. `T::ACTIVE`: the worker has fault hooks.
     pub(crate) hooks: T,
-    /// Whether `hooks` is changing the effects of a request.
-    pub(crate) in_hooks: bool,
     /// Used frames that this worker has still to return to the device.
     pub(crate) recycler: Box<FrameRecycler>,
 }

@@ -646,13 +646,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         }
         let claimed = self.claim_batch(now).unwrap_or(0);
         self.parse();
-        let Some((done, is_lone)) = self.take_pump(now) else {
-            return claimed;
-        };
-        if !is_lone {
-            self.shared.work_event.notify_all();
-        }
-        claimed + done
+        claimed + self.publish_parsed(now).unwrap_or(0)
     }
 
     /// Whether it has so much to do that it need not claim more frames.
@@ -685,28 +679,24 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.shared.queues.from(first)
     }
 
-    /// Takes the receive pump for one turn, and wakes the other workers if it published anything.
+    /// Takes the receive pump for one turn, and publishes. Wakes the other workers, unless there was
+    /// nothing to publish but lone requests. Returns how much was done; `None` if another worker has
+    /// the pump.
     pub(crate) fn publish_parsed(&mut self, now: Instant) -> Option<usize> {
-        let (done, _) = self.take_pump(now)?;
-        if done > 0 {
-            self.shared.work_event.notify_all();
-        }
-        Some(done)
-    }
-
-    /// Takes the receive pump for one turn, and publishes. Returns how much was done, and whether
-    /// that was lone requests. `None` if another worker has the pump.
-    fn take_pump(&mut self, now: Instant) -> Option<(usize, bool)> {
         let (shared, awaited) = (&*self.shared, self.replica.awaited());
         let (intake, is_empty) = (&mut self.intake, self.device_empty_at == now);
         let (quiet, recycler) = (&mut self.quiet, &mut self.share.recycler);
-        shared.with_pump((self.id, now), recycler, None, |pump, log| {
+        let (done, is_lone) = shared.with_pump((self.id, now), recycler, None, |pump, log| {
             let before = (pump.received, pump.stats.frames);
             let done = pump.turn(now, awaited, log, |pump, log| {
                 intake.publish_waiting((shared, is_empty), pump, now, log)
             });
             (done, quiet.count_published(before, pump, done))
-        })
+        })?;
+        if !is_lone {
+            shared.work_event.notify_all();
+        }
+        Some(done)
     }
 
     /// Returns used frames to the device before this worker sleeps. If another worker is claiming

@@ -4,10 +4,7 @@
 //! of its work. So it takes the next frames and publishes them in one step, and leaves out the
 //! steps that find nothing as long as no request comes.
 
-use core::panic::AssertUnwindSafe;
-use std::panic::catch_unwind;
-
-use super::apply::{apply, recover};
+use super::apply::apply;
 use super::execute::{Executor, Share};
 use super::solo::LogMode;
 use super::worker::{IDLE_TURNS, ReplicatedWorker};
@@ -47,7 +44,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             self.count_busy(now);
         }
         self.now = self.now.max(now);
-        self.quiet.now = now;
         let queues = self.queues();
         let (shared, awaited) = (&*self.shared, self.replica.awaited());
         let (id, intake, empty_at) = (self.id, &mut self.intake, &mut self.device_empty_at);
@@ -95,8 +91,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// its primary, and it is a batch by itself. Returns whether it applied it. As
     /// [`apply_at_once`](Self::apply_at_once), for one.
     fn apply_lone(&mut self) -> bool {
-        let is_alone = |in_batch: InBatch| in_batch.index | in_batch.left == 0;
-        if !self.next_at_once().is_some_and(is_alone) {
+        if !self.next_at_once().is_some_and(InBatch::is_alone) {
             return false;
         }
         let (id, shared, log) = (self.id, &*self.shared, &self.log);
@@ -108,12 +103,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         executor.begun = Some(begun);
         let (replica, effects) = (&mut self.replica, &mut self.effects);
         let pending = &mut self.pending;
-        let change = |hooks: &mut T, effects: &mut Vec<_>| hooks.change_effects(seq, effects);
-        let applying = || apply(executor.share, replica, (shared, log, seq), effects, change);
-        let applied = match catch_unwind(AssertUnwindSafe(applying)) {
-            Ok(Some(applied)) => applied,
-            Ok(None) => return false,
-            Err(panic) => recover(panic, executor.share, replica, (log, seq), effects),
+        let at = (shared, log, seq);
+        let Some(applied) = apply(executor.share, replica, at, effects) else {
+            return false;
         };
         shared.post_if_due((id, seq + 1), replica);
         let frames_end = executor.share.stats.frames + shared.layout.tuning.frame_chunk as u64;

@@ -9,7 +9,7 @@ use dominoes::Seq;
 use siphasher::sip::SipHasher13;
 
 use super::ReplicatedShared;
-use crate::log::effect::{Effect, EffectSink};
+use crate::log::effect::Effect;
 use crate::log::request::{InBatch, Request};
 use crate::state::apply::ReplicaState;
 
@@ -69,26 +69,6 @@ pub(crate) struct PendingEffects {
     dropped: u64,
     /// All frames below are known to be built.
     pub(crate) built: u64,
-    /// Effects of the request that is being applied.
-    uncommitted: u32,
-}
-
-impl EffectSink for PendingEffects {
-    #[inline(always)]
-    fn push(&mut self, effect: Effect) {
-        self.effects.push_back(effect);
-        self.uncommitted += 1;
-    }
-
-    fn mark(&self) -> usize {
-        self.uncommitted as usize
-    }
-
-    fn take_back(&mut self, mark: usize) {
-        let before = self.effects.len() - self.uncommitted as usize;
-        self.effects.truncate(before + mark);
-        self.uncommitted = mark as u32;
-    }
 }
 
 impl PendingEffects {
@@ -98,22 +78,6 @@ impl PendingEffects {
             first,
             ..PendingEffects::default()
         }
-    }
-
-    /// Ends the request that was applied last: its effects are pending from now on.
-    #[inline(always)]
-    pub(crate) fn commit(&mut self, applied: Applied) {
-        self.uncommitted = 0;
-        self.applied.push_back(applied);
-    }
-
-    /// Lets `change` change the effects of the request that is being applied.
-    pub(crate) fn change_uncommitted(&mut self, change: impl FnOnce(&mut Vec<Effect>)) {
-        let from = self.effects.len() - self.uncommitted as usize;
-        let mut effects = self.effects.drain(from..).collect();
-        change(&mut effects);
-        self.uncommitted = effects.len() as u32;
-        self.effects.extend(effects);
     }
 
     /// Adds a request that was just applied, with its `effects`.
@@ -207,44 +171,5 @@ impl Cursor {
     pub(crate) fn next_request(&mut self) {
         self.seq += 1;
         (self.number, self.frame) = (0, 0);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::Limits;
-    use crate::log::request::{Body, ConnId};
-    use crate::time::Instant;
-
-    #[test]
-    fn what_is_taken_back_is_of_the_request_that_is_applied_alone() {
-        let effect = |index| Effect::Retire {
-            conn: ConnId {
-                index,
-                generation: 0,
-            },
-            held: false,
-            frames: 0,
-        };
-        let all = |pending: &PendingEffects| Vec::from(pending.effects.clone());
-        let mut pending = PendingEffects::from(7);
-        pending.push(effect(0));
-        pending.push(effect(1));
-        let request = Request::command(Instant::ZERO, 0, Body::None);
-        let replica = ReplicaState::new(Limits::default());
-        pending.commit(Applied::new(&request, pending.mark(), &replica));
-        assert_eq!((pending.end(), pending.mark()), (8, 0));
-
-        (2..5).for_each(|index| pending.push(effect(index)));
-        let mark = pending.mark();
-        pending.push(effect(5));
-        pending.take_back(mark);
-        assert_eq!(all(&pending), Vec::from_iter((0..5).map(effect)));
-        pending.take_back(1);
-        assert_eq!(all(&pending), Vec::from_iter((0..3).map(effect)));
-        pending.take_back(0);
-        assert_eq!(all(&pending), Vec::from_iter((0..2).map(effect)));
-        assert_eq!((pending.end(), pending.mark()), (8, 0));
     }
 }

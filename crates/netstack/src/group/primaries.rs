@@ -23,7 +23,6 @@ use super::pending::Applied;
 use crate::group::{Layout, ReplicatedShared};
 use crate::io::claim::MAX_CLAIM;
 use crate::log::effect::Effect;
-use crate::log::request::InBatch;
 
 impl ReplicatedShared {
     /// The primary of the batch of `len` requests that worker `holder` publishes at `first`, and
@@ -60,13 +59,8 @@ impl ReplicatedShared {
         let rule = self.rule.as_ref();
         let owner = rule.and_then(|rule| rule.chunk_owner(self, frame, effect));
         let owner = owner.unwrap_or_else(|| {
-            let InBatch {
-                primary,
-                index,
-                left,
-            } = applied.in_batch;
-            let primary = usize::from(primary);
-            let is_lone = index | left == 0
+            let primary = usize::from(applied.in_batch.primary);
+            let is_lone = applied.in_batch.is_alone()
                 && applied.len <= applied.seg_len
                 && effect
                     .frames()

@@ -62,7 +62,7 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     pub(crate) log: Subscription<Request, Spin>,
     pub(crate) replica: ReplicaState,
     pub(crate) pending: PendingEffects,
-    /// Effects of a request that it performs at once; empty between two requests.
+    /// Effects of the request that it applies; empty between two requests.
     pub(super) effects: Vec<Effect>,
     /// Its membership: active, joining, parked, ...
     pub(crate) state: WorkerState,
@@ -136,7 +136,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
                 headers: BuiltHeaders::default(),
                 stats,
                 hooks,
-                in_hooks: false,
                 recycler: Box::default(),
             },
             replica,
@@ -283,6 +282,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
     /// Joins, leaves or parks if that is asked for.
     #[inline]
     fn begin(&mut self, now: Option<Instant>) -> Result<(), usize> {
+        let before = self.now;
         if let Some(now) = now {
             if self.shared.layout.autoscale {
                 self.count_busy(now);
@@ -293,7 +293,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
         if is_away && now.is_some() {
             self.was_busy = false;
         }
-        self.begin_quiet(now);
+        self.begin_quiet(before, now);
         if is_away {
             return Err(0);
         }

@@ -631,6 +631,12 @@ impl InBatch {
     pub const fn first(self, seq: u64) -> u64 {
         seq - self.index as u64
     }
+
+    /// Whether the batch has no other request.
+    #[inline(always)]
+    pub const fn is_alone(self) -> bool {
+        self.index | self.left == 0
+    }
 }
 
 /// One entry of the log.
