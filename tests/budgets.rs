@@ -32,7 +32,7 @@ const PARTS: [Part; 10] = [
     part("crates/netstack/proto", 36_860, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
-        ..part("crates/netstack", 69_560, 45_000)
+        ..part("crates/netstack", 69_200, 45_000)
     },
     part("crates/bench", 31_840, 21_000),
     part("crates/preload", 8_450, 4_000),

@@ -236,7 +236,7 @@ impl ReplicatedShared {
         on_begin: impl FnOnce(),
     ) -> bool {
         let verdict = |stats| prepare_and_store(&self.world, request, run, stats);
-        if request.digest.reserved.is_none() {
+        if run.reserved.is_none() {
             self.verdicts.set(seq, verdict(stats));
             return true;
         }

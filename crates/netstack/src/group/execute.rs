@@ -277,10 +277,8 @@ impl<'a, T: FaultHooks> Executor<'a, T> {
         }
         let begun = self.begun.as_ref();
         let run = begun.and_then(|begun| begun.value().get(applied.in_batch.index));
-        let layout = (applied.seg_len, usize::from(applied.payload_offset));
         let (world, wakes) = (&self.shared.world, &mut self.wakes);
-        let about = (layout, run, applied.reserved);
-        perform::one(world, effect, about, &mut self.share.stats, wakes);
+        perform::one(world, effect, run, &mut self.share.stats, wakes);
     }
 }
 

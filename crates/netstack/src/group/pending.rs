@@ -2,7 +2,6 @@
 //! that they are done.
 
 use core::hash::{Hash, Hasher};
-use core::num::NonZeroU32;
 use std::collections::VecDeque;
 
 use dominoes::Seq;
@@ -24,36 +23,29 @@ pub(crate) const fn piece(index: u8, effect: u32) -> u64 {
     (index as u64) << EFFECT_BITS | effect as u64
 }
 
-/// A pending request: the number of its effects, and the place of its payload.
+/// A request that this worker has applied.
 #[derive(Clone, Copy)]
 pub(crate) struct Applied {
     /// All frames that it and earlier requests number are below this one.
     pub(crate) frames: u64,
     pub(crate) effects: u32,
+    /// Its payload, in bytes.
     pub(crate) len: u32,
-    pub(crate) seg_len: u32,
-    pub(crate) payload_offset: u16,
     /// Segments or datagrams.
     pub(crate) count: u8,
     pub(crate) in_batch: InBatch,
-    /// Where its payload is stored already, as in its [`Digest`](crate::log::request::Digest).
-    pub(crate) reserved: Option<NonZeroU32>,
 }
 
 impl Applied {
     /// A request that `replica` just applied, which has so many effects.
     #[inline]
     pub(crate) fn new(request: &Request, effects: usize, replica: &ReplicaState) -> Self {
-        let (seg_len, payload_offset) = request.layout();
         Applied {
             frames: replica.frames().next,
             effects: effects as u32,
             len: request.digest.len,
-            seg_len,
-            payload_offset: payload_offset as u16,
             count: request.digest.count,
             in_batch: request.in_batch,
-            reserved: request.digest.reserved,
         }
     }
 }

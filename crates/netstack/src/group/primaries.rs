@@ -61,7 +61,7 @@ impl ReplicatedShared {
         let owner = owner.unwrap_or_else(|| {
             let primary = usize::from(applied.in_batch.primary);
             let is_lone = applied.in_batch.is_alone()
-                && applied.len <= applied.seg_len
+                && (applied.count <= 1 || applied.len == 0)
                 && effect
                     .frames()
                     .is_none_or(|(_, count)| count <= LONE_FRAMES);

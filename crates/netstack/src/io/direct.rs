@@ -208,11 +208,7 @@ impl Requests<RequestEffects> for Performing<'_> {
     fn take_effects(&mut self, asked: &mut RequestEffects) {
         self.applied += 1;
         if let Some(deliver) = &asked.first {
-            let Run {
-                request, frames, ..
-            } = self.run;
-            let frames = (frames, request.digest.reserved);
-            perform::deliver(self.world, deliver, request.layout(), frames, self.stats);
+            perform::deliver(self.world, deliver, &self.run.frames, self.stats);
             self.wakes.add(deliver.conn);
             asked.first = None;
         }
@@ -238,7 +234,7 @@ impl Performing<'_> {
         perform::all(
             self.world,
             &*effects,
-            (&self.run.request, &self.run.frames),
+            &self.run.frames,
             self.headers,
             self.stats,
             &mut self.wakes,

@@ -515,7 +515,7 @@ impl OpenRun {
             && tcp.seq == digest.seg_seq.0.wrapping_add(digest.len)
             && tcp.timestamps == timestamps
             && tcp.ce == (digest.bits & Digest::CE != 0)
-            && usize::from(tcp.payload_offset) == self.run.request.layout().1
+            && tcp.payload_offset == self.run.request.layout().1
             && (tcp.flags ^ self.flags) & !LAST_ONLY == 0
             && flow_of(tcp) == self.flow
     }
@@ -696,7 +696,8 @@ impl OpenRun {
             ..
         } = &mut self.run;
         *verdict = is_verified.then(|| request.digest.all_good());
-        (frames.batch, frames.seq) = (Some(ClaimedFrames::clone(batch)), request.digest.seg_seq);
+        frames.batch = Some(ClaimedFrames::clone(batch));
+        frames.lie_as(request);
         found.run(&mut self.run);
     }
 

@@ -20,7 +20,7 @@ use crate::io::tx::BegunFrames;
 use crate::io::world::{HintUpdate, OpenResult, Wakes, World};
 use crate::keys::KeyUse;
 use crate::log::effect::{Deliver, Effect, Transmit};
-use crate::log::request::{ConnId, Flags, Flow, IpFields, Request, Sack};
+use crate::log::request::{ConnId, Flags, Flow, IpFields, Sack};
 use crate::packet as wire;
 #[cfg(feature = "testkit")]
 use crate::packet::checksum::Cpu;
@@ -39,7 +39,7 @@ pub(crate) use datagrams::{build_datagram, build_datagram_in, whole_datagram};
 pub(crate) fn all<'a>(
     world: &World,
     effects: impl IntoIterator<Item = &'a Effect>,
-    (request, run): (&Request, &RunFrames),
+    run: &RunFrames,
     headers: &mut BuiltHeaders,
     stats: &mut EffectStats,
     wakes: &mut Wakes<'_>,
@@ -54,28 +54,23 @@ pub(crate) fn all<'a>(
                     build_datagram(world, send, i, stats);
                 }
             }
-            other => {
-                let about = (request.layout(), Some(run), request.digest.reserved);
-                one(world, other, about, stats, wakes);
-            }
+            other => one(world, other, Some(run), stats, wakes),
         }
     }
 }
 
 /// Performs an effect that transmits nothing, of a request with the frames `run`, which are known
-/// unless its batch is done, and are as in [`Request::layout`]. `reserved`: see [`deliver`].
+/// unless its batch is done.
 #[inline(always)]
 pub(crate) fn one(
     world: &World,
     effect: &Effect,
-    (layout, run, reserved): ((u32, usize), Option<&RunFrames>, Option<NonZeroU32>),
+    run: Option<&RunFrames>,
     stats: &mut EffectStats,
     wakes: &mut Wakes<'_>,
 ) {
     match (effect, run) {
-        (Effect::Deliver(piece), Some(run)) => {
-            deliver(world, piece, layout, (run, reserved), stats);
-        }
+        (Effect::Deliver(piece), Some(run)) => deliver(world, piece, run, stats),
         (Effect::Queue(datagrams), Some(run)) => queue(world, datagrams, run, stats),
         (Effect::Deliver(_) | Effect::Queue(_), None) => stats.diverged += 1,
         (other, _) => notify(world, other, stats),
@@ -83,17 +78,10 @@ pub(crate) fn one(
     wakes.after(effect);
 }
 
-/// Copies the range that `deliver` names out of `run`, whose frames are as in [`Request::layout`],
-/// unless the payload was stored there while it was verified: where bytes were
-/// [`reserved`](crate::log::request::Digest::reserved).
+/// Copies the range that `deliver` names out of `run`, unless the payload was stored there while it
+/// was verified: where bytes were [`reserved`](RunFrames::reserved).
 #[inline(always)]
-pub(crate) fn deliver(
-    world: &World,
-    deliver: &Deliver,
-    layout: (u32, usize),
-    (run, reserved): (&RunFrames, Option<NonZeroU32>),
-    stats: &mut EffectStats,
-) {
+pub(crate) fn deliver(world: &World, deliver: &Deliver, run: &RunFrames, stats: &mut EffectStats) {
     let Some(stream) = world.streams.get(deliver.conn) else {
         stats.diverged += 1;
         return;
@@ -101,16 +89,16 @@ pub(crate) fn deliver(
     let place = deliver
         .stream_offset
         .wrapping_sub(u64::from(deliver.run_offset));
-    if reserved.map(NonZeroU32::get) != Some(place as u32) {
+    if run.reserved.map(NonZeroU32::get) != Some(place as u32) {
         stream.set_first_sequence(run.seq - place as u32);
         let is_one_piece = run.len() == 1 && deliver.run_offset == 0;
         let whole = is_one_piece.then(|| {
-            let payload = run.get(0)?.bytes().get(layout.1..)?;
+            let payload = run.get(0)?.bytes().get(run.payload_offset.into()..)?;
             payload.get(..deliver.len as usize)
         });
         if let Some(Some(payload)) = whole {
             stream.store(deliver, 0, payload);
-        } else if copy_pieces(&stream, deliver, layout, run).is_none() {
+        } else if copy_pieces(&stream, deliver, run).is_none() {
             stats.diverged += 1;
             return;
         }
@@ -129,13 +117,8 @@ pub(crate) fn deliver(
 
 /// Copies from several frames. `None` if the frames are shorter than the run's layout requires.
 #[inline(never)]
-fn copy_pieces(
-    stream: &StreamRef<'_>,
-    deliver: &Deliver,
-    (seg_len, payload_offset): (u32, usize),
-    run: &RunFrames,
-) -> Option<()> {
-    let seg_len = seg_len.max(1);
+fn copy_pieces(stream: &StreamRef<'_>, deliver: &Deliver, run: &RunFrames) -> Option<()> {
+    let (seg_len, payload_offset) = (u32::from(run.seg_len).max(1), run.payload_offset.into());
     let in_a_row = run.consecutive();
     let mut done = 0;
     while done < deliver.len {
@@ -149,7 +132,7 @@ fn copy_pieces(
             None => run.get(index),
         };
         let frame = frame?.bytes();
-        let payload = frame.get(payload_offset + within..)?;
+        let payload = frame.get(payload_offset..)?.get(within..)?;
         // A short frame may have padding after its payload: each segment of a run except the
         // last has `seg_len` bytes.
         let left = (deliver.len - done) as usize;

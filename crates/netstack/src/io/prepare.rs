@@ -30,7 +30,7 @@ pub(crate) fn prepare_and_store(
 ) -> Verdict {
     stats.prepared += 1;
     let Digest { hint, len, .. } = request.digest;
-    let reserved = request.digest.reserved.zip(world.streams.get(hint));
+    let reserved = run.reserved.zip(world.streams.get(hint));
     let Some((offset, stream)) = reserved else {
         return prepare(request, run);
     };
@@ -46,11 +46,7 @@ pub(crate) fn prepare_and_store(
                     .or_else(|| verify_and_copy_v6(cpu, frame, &mut *to))
                     .map(Verdict::from)
             }
-            _ => {
-                let len = request.layout().0 as usize;
-                store::<false>(cpu, run, len, &mut *to)
-                    .or_else(|| store::<true>(cpu, run, len, &mut *to))
-            }
+            _ => store::<false>(cpu, run, &mut *to).or_else(|| store::<true>(cpu, run, &mut *to)),
         };
         found.unwrap_or_else(|| verify_then_copy(request, run, to))
     })
@@ -59,11 +55,11 @@ pub(crate) fn prepare_and_store(
 /// As `store`, in two passes. A frame that is too short for its payload is bad.
 #[cold]
 fn verify_then_copy(request: &Request, run: &RunFrames, mut to: &mut [u8]) -> Verdict {
-    let (seg_len, payload_offset) = request.layout();
+    let (seg_len, payload_offset) = (run.seg_len.into(), run.payload_offset.into());
     let mut verdict = prepare(request, run);
     for (i, frame) in run.iter().enumerate() {
         let here = match i + 1 < run.len() {
-            true => to.len().min(seg_len as usize),
+            true => to.len().min(seg_len),
             false => to.len(),
         };
         let (part, rest) = to.split_at_mut(here);
@@ -76,15 +72,10 @@ fn verify_then_copy(request: &Request, run: &RunFrames, mut to: &mut [u8]) -> Ve
     verdict
 }
 
-/// Stores the payload of a run's frames, `seg_len` bytes each, as `verify_and_copy` does. `None` if
-/// it cannot.
+/// Stores the payload of a run's frames as `verify_and_copy` does. `None` if it cannot.
 #[inline(never)]
-fn store<const IS_V6: bool>(
-    cpu: Cpu,
-    run: &RunFrames,
-    seg_len: usize,
-    to: &mut [u8],
-) -> Option<Verdict> {
+fn store<const IS_V6: bool>(cpu: Cpu, run: &RunFrames, to: &mut [u8]) -> Option<Verdict> {
+    let seg_len = run.seg_len.into();
     match run.consecutive() {
         Some(frames) => cpu.run(Storing::<IS_V6, _> {
             frames: frames.iter(),

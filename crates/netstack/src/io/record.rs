@@ -175,7 +175,7 @@ impl Entry {
         let mut run = Run::new(self.request, self.verdict, RunFrames::default());
         if !self.frames.is_empty() {
             let frames = self.frames.iter().map(|bytes| Frame::from_bytes(bytes));
-            run.frames = RunFrames::of(frames.collect(), self.request.digest.seg_seq);
+            run.frames = RunFrames::of(frames.collect(), &self.request);
         }
         run
     }

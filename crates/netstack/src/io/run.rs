@@ -5,6 +5,7 @@
 //! and the indices of its frames. So any worker may parse a batch or verify a request while another
 //! worker does so, too, and no frame moves until the whole batch goes back.
 
+use core::num::NonZeroU32;
 use core::ops::Range;
 use std::sync::Arc;
 
@@ -154,34 +155,54 @@ impl Run {
         self.frames.batch = run.frames.batch.take();
         self.frames.indices = run.frames.indices;
         self.frames.seq = run.frames.seq;
+        self.frames.seg_len = run.frames.seg_len;
+        self.frames.payload_offset = run.frames.payload_offset;
+        self.frames.reserved = run.frames.reserved;
     }
 }
 
-/// The frames of a run or of datagrams, in order; none for acknowledgments and other requests.
+/// The frames of a run or of datagrams, in order; none for acknowledgments and other requests. With
+/// these, an effect has all that it needs of its request.
 #[derive(Debug, Default)]
 pub(crate) struct RunFrames {
     pub(crate) batch: Option<ClaimedFrames>,
     pub(crate) indices: Indices,
     /// Sequence number of the first payload byte.
     pub(crate) seq: SeqNum,
+    /// Payload bytes of every segment of the run except the last.
+    pub(crate) seg_len: u16,
+    /// Bytes of each frame before its payload.
+    pub(crate) payload_offset: u16,
+    /// Low half of the payload's offset in the receive stream, if bytes are reserved for it there:
+    /// it is stored while it is verified.
+    pub(crate) reserved: Option<NonZeroU32>,
 }
 
 impl RunFrames {
-    /// These frames of `batch`. The first payload byte has sequence number `seq`.
+    /// These frames of `batch`.
     #[inline(always)]
-    pub(crate) fn new(batch: &ClaimedFrames, indices: Indices, seq: SeqNum) -> RunFrames {
+    pub(crate) fn new(batch: &ClaimedFrames, indices: Indices) -> RunFrames {
         RunFrames {
             batch: Some(Arc::clone(batch)),
             indices,
-            seq,
+            ..RunFrames::default()
         }
     }
 
-    /// A run of at most [`MAX_RUN`] frames, which are a whole batch.
-    pub(crate) fn of(frames: Vec<Frame>, seq: SeqNum) -> RunFrames {
+    /// The frames of `request`, at most [`MAX_RUN`], which are a whole batch.
+    pub(crate) fn of(frames: Vec<Frame>, request: &Request) -> RunFrames {
         let mut indices = Indices::default();
         (0..frames.len().min(MOST)).for_each(|index| indices.push(index));
-        RunFrames::new(&Arc::new(frames), indices, seq)
+        let mut run = RunFrames::new(&Arc::new(frames), indices);
+        run.lie_as(request);
+        run
+    }
+
+    /// Notes how the payload of `request` lies in these frames.
+    #[inline(always)]
+    pub(crate) fn lie_as(&mut self, request: &Request) {
+        self.seq = request.digest.seg_seq;
+        (self.seg_len, self.payload_offset) = request.layout();
     }
 
     /// How many frames.
@@ -337,7 +358,7 @@ mod tests {
         let frame = |i: u8| Frame::from_bytes(&[i]);
         let batch = ClaimedFrames::new((0..MAX_CLAIM as u8).map(frame).collect());
         let found = |indices: Indices| {
-            let run = RunFrames::new(&batch, indices, SeqNum(0));
+            let run = RunFrames::new(&batch, indices);
             let each = Vec::from_iter(run.iter().map(|frame| frame.bytes()[0]));
             let by_number = (0..run.len()).map(|i| run.get(i).unwrap().bytes()[0]);
             assert!(by_number.eq(each.iter().copied()));

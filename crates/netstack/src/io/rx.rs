@@ -595,7 +595,7 @@ impl RxPump {
         let digest = &mut run.request.digest;
         (digest.now, digest.sent) = (now, sent);
         self.received += u64::from(digest.len);
-        digest.reserved = sample_cursors(&self.world, digest, ahead);
+        run.frames.reserved = sample_cursors(&self.world, digest, ahead);
         self.stats.requests += 1;
         self.last_sampled.time = now;
         (self.published).record(&self.world, run);

@@ -6,8 +6,6 @@
 
 pub use crate::packet::flow::{Address, Binding, Endpoint, Families, Flow, IpFields, Mac};
 
-use core::num::NonZeroU32;
-
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
@@ -169,10 +167,6 @@ pub struct Digest {
     pub kind: RequestKind,
     /// Optional fields that are set: [`Digest::TIMESTAMPS`] and so on.
     pub bits: u8,
-    /// Low half of the payload's offset in the receive stream, if bytes are reserved for it there:
-    /// it is stored while it is verified. `apply` does not read this.
-    #[cfg_attr(feature = "serde", serde(skip))]
-    pub reserved: Option<NonZeroU32>,
 }
 
 const _: () = assert!(size_of::<Digest>() == 64 && size_of::<Request>() == 192);
@@ -214,7 +208,6 @@ impl Digest {
             count: 0,
             kind,
             bits: 0,
-            reserved: None,
         }
     }
 
@@ -674,11 +667,9 @@ impl Request {
     /// The layout of a run's payload: bytes in every segment except the last, and bytes of each
     /// frame before its payload.
     #[inline]
-    pub const fn layout(&self) -> (u32, usize) {
+    pub const fn layout(&self) -> (u16, u16) {
         match self.body {
-            Body::Segments { payload_offset, .. } => {
-                (self.digest.seg_len as u32, payload_offset as usize)
-            }
+            Body::Segments { payload_offset, .. } => (self.digest.seg_len, payload_offset),
             _ => (0, 0),
         }
     }

@@ -26,7 +26,6 @@ use crate::packet as wire;
 use crate::packet::IcmpError;
 use crate::packet::dhcp::{CLIENT_PORT, CLIENT_PORT_V6};
 use crate::packet::flow::{Address, Binding, Endpoint};
-use crate::seqnum::SeqNum;
 use crate::time::Instant;
 use crate::udp::gather::{FrameRoom, gather};
 use crate::udp::record::{self, RecordHeader};
@@ -353,7 +352,7 @@ impl RxPump {
             return;
         };
         let count = open.indices.len();
-        let run = RunFrames::new(&batch, core::mem::take(&mut open.indices), SeqNum(0));
+        let run = RunFrames::new(&batch, core::mem::take(&mut open.indices));
         let is_verified = open.is_verified;
         let mut lens = [0; MAX_DATAGRAMS];
         lens[..count].copy_from_slice(&open.lens[..count]);

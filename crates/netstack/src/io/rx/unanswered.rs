@@ -40,9 +40,9 @@ fn cost(run: &RunFrames) -> usize {
 }
 
 /// A copy of a run, which does not hold buffers of the device.
-fn copied(run: &RunFrames) -> RunFrames {
+fn copied(run: &Run) -> RunFrames {
     let copy = |frame: &Frame| Frame::from_buffer(frame.bytes().into(), 0, frame.len(), frame.meta);
-    RunFrames::of(run.iter().map(copy).collect(), run.seq)
+    RunFrames::of(run.frames.iter().map(copy).collect(), &run.request)
 }
 
 impl Unanswered {
@@ -64,7 +64,7 @@ impl RxPump {
         let held = self.host.site.next_hop(remote).is_some_and(|hop| {
             let cost = cost(&run.frames);
             self.may_wait_for(now, hop, cost) && {
-                let held = Run::new(run.request, run.verdict, copied(&run.frames));
+                let held = Run::new(run.request, run.verdict, copied(run));
                 self.connections.unanswered.bytes += cost;
                 let waiting = self.connections.unanswered.waiting.entry(hop);
                 waiting.or_default().push(held);

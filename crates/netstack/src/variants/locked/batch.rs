@@ -126,7 +126,7 @@ impl Batch {
         }
         let item = &self.items[self.performed];
         let effects = &self.effects[self.effects_done..item.effects_end];
-        let what = (&item.request, &item.run);
+        let what = &item.run;
         let (headers, stats) = (&mut self.headers, &mut self.effect_stats);
         let is_sent = |effect: &&Effect| matches!(effect, Effect::Transmit(_) | Effect::Send(_));
         if shared.locks.has_header_locks() && effects.iter().any(|effect| is_sent(&effect)) {

@@ -39,8 +39,6 @@ impl Jobs {
 /// A run to deliver.
 pub(super) struct Delivered {
     pub(super) run: RunFrames,
-    /// As [`Request::layout`](crate::log::request::Request::layout).
-    pub(super) layout: (u32, usize),
     /// How many of [`Jobs::effects`] are about it.
     pub(super) effects: usize,
 }

@@ -330,13 +330,12 @@ impl Data {
             let mut effects = &jobs.effects[..];
             for Delivered {
                 run,
-                layout,
                 effects: count,
             } in jobs.runs
             {
                 let (own, rest) = effects.split_at(count);
                 effects = rest;
-                deliver(world, own, layout, &run, &mut self.stats, &mut wakes);
+                deliver(world, own, &run, &mut self.stats, &mut wakes);
                 recycler.put(run);
             }
             drop(wakes);
@@ -387,14 +386,13 @@ fn pass((output, waiting): &mut Output, frames: Vec<Frame>) {
 fn deliver(
     world: &World,
     effects: &[Effect],
-    layout: (u32, usize),
     run: &RunFrames,
     stats: &mut EffectStats,
     wakes: &mut Wakes<'_>,
 ) {
     for effect in effects {
         if matches!(effect, Effect::Deliver(_) | Effect::Queue(_)) {
-            perform::one(world, effect, (layout, Some(run), None), stats, wakes);
+            perform::one(world, effect, Some(run), stats, wakes);
         }
     }
 }
@@ -782,7 +780,6 @@ impl Requests<Vec<Effect>> for Applying<'_> {
             let jobs = self.outboxes[stage].jobs(current.position);
             jobs.runs.push(Delivered {
                 run,
-                layout: current.request.layout(),
                 effects: delivered,
             });
         } else {
