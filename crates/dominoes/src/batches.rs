@@ -25,7 +25,7 @@
 //! `EMPTY` or, while the `BatchRecords` are dropped, the loop is past the slot.
 
 use crate::{
-    Seq, WorkState,
+    Seq,
     slots::Slots,
     sync::{Arc, AtomicU64, Ordering},
 };
@@ -41,6 +41,17 @@ const NEXT_SHIFT: u32 = 10;
 const NEXT_BITS: u32 = 30;
 const NEXT: u64 = ((1 << NEXT_BITS) - 1) << NEXT_SHIFT;
 const LAP_SHIFT: u32 = NEXT_SHIFT + NEXT_BITS;
+
+/// The state of a piece of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkState {
+    /// It is not done, and no thread has begun its batch or chunk.
+    Free,
+    /// It is not done, and a thread has begun its batch or chunk.
+    Begun,
+    /// It is done.
+    Done,
+}
 
 /// The records of the batches of a log; see [`batch_records`].
 pub struct BatchRecords<A> {

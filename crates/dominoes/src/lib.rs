@@ -249,7 +249,7 @@ mod slots;
 #[expect(unsafe_code, reason = "it lends its value to one thread at a time")]
 mod try_lock;
 
-pub use batches::{BatchRecords, BatchWriter, BegunBatch, ReadBatch, batch_records};
+pub use batches::{BatchRecords, BatchWriter, BegunBatch, ReadBatch, WorkState, batch_records};
 pub use channel::{Channel, Delivery, Order, Publish, Receive};
 #[cfg(all(any(test, feature = "proptest"), not(loom)))]
 pub use check::{CheckError, CheckFaults, check};
@@ -275,4 +275,4 @@ pub use try_lock::{TryLock, TryLockGuard};
 pub use verdicts::{BegunVerdict, Verdicts};
 pub use wait::{EventCount, Key, Park, Spin, SpinYield, Wait, Watch};
 pub use wait_set::{WaitSet, WakeSource};
-pub use work::{BegunChunk, Chunks, WorkState};
+pub use work::{BegunChunk, Chunks};

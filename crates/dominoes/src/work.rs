@@ -22,6 +22,7 @@
 //! word's chunk is done before the first piece of its next chunk can be begun. Numbers are compared
 //! modulo 2^63.
 
+use crate::WorkState;
 use crate::sync::{AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use std::fmt;
@@ -53,17 +54,6 @@ pub struct Chunks {
     words: Box<[CachePadded<AtomicU64>]>,
     /// log2 of the number of pieces in a chunk.
     shift: u32,
-}
-
-/// The state of a piece of work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WorkState {
-    /// It is not done, and no thread has begun its chunk.
-    Free,
-    /// It is not done, and a thread has begun its chunk.
-    Begun,
-    /// It is done.
-    Done,
 }
 
 impl Chunks {
