@@ -643,7 +643,8 @@ impl Tcb {
         self.retransmit.srtt
     }
 
-    /// When [`Tcb::on_time`] has to be called next; [`Instant::NEVER`] if there is no need.
+    /// When [`Tcb::on_time`] has to be called next, or earlier, since a timer that stops or is
+    /// postponed leaves this as it is; [`Instant::NEVER`] if there is no need.
     #[inline]
     pub const fn next_deadline(&self) -> Instant {
         self.timers.next()

@@ -92,7 +92,8 @@ field_variants!(Expiry {
 /// The expiry time of each timer; [`Instant::NEVER`] if it does not run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Timers {
-    /// The earliest of `at`, kept current.
+    /// A lower bound of `at`: a timer that stops or is postponed leaves it too early, until
+    /// [`Tcb::on_time`] finds that nothing is due.
     pub(super) next: Instant,
     /// The fast timers, and the earliest of the slow ones.
     pub(super) at: [Instant; Timer::FAST_TIMERS + 1],
@@ -111,10 +112,16 @@ impl Timers {
         }
     }
 
-    /// When the earliest timer expires.
+    /// A time before which no timer expires.
     #[inline]
     pub(super) const fn next(&self) -> Instant {
         self.next
+    }
+
+    /// Sets `next` to when the earliest timer expires.
+    pub(super) fn update_next(&mut self) {
+        let [a, b, c, d] = self.at;
+        self.next = a.min(b).min(c.min(d));
     }
 
     /// When `timer` expires.
@@ -133,7 +140,7 @@ impl Timers {
     }
 
     /// Starts `timer`, which does not run or is replaced.
-    #[inline]
+    #[inline(always)]
     pub(super) fn start(&mut self, timer: Timer, at: Instant) {
         let mut at = at;
         let mut place = timer as usize;
@@ -142,20 +149,18 @@ impl Timers {
             let [a, b, c, d] = self.slow;
             (at, place) = (a.min(b).min(c.min(d)), Timer::FAST_TIMERS);
         }
-        let before = core::mem::replace(&mut self.at[place], at);
-        if before == self.next && at > before {
-            let [a, b, c, d] = self.at;
-            self.next = a.min(b).min(c.min(d));
-        } else {
-            self.next = self.next.min(at);
+        self.at[place] = at;
+        if at < self.next {
+            self.next = at;
         }
     }
 
     /// Stops `timer`, if it runs.
-    #[inline]
+    #[inline(always)]
     pub(super) fn stop(&mut self, timer: Timer) {
-        if self.runs(timer) {
-            self.start(timer, Instant::NEVER);
+        match timer as usize {
+            fast @ 0..Timer::FAST_TIMERS => self.at[fast] = Instant::NEVER,
+            _ => self.start(timer, Instant::NEVER),
         }
     }
 
@@ -349,10 +354,17 @@ impl Tcb {
     /// Handles every timer that is due at `cx.now`. [`Tcb::finish`] sends the resulting segments.
     pub fn on_time<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         let now = cx.now;
+        self.timers.update_next();
         if self.timers.next() > now {
             return;
         }
         self.close_fast_path();
+        self.handle_due_timers(cx);
+        self.timers.update_next();
+    }
+
+    fn handle_due_timers<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        let now = cx.now;
         if self.timers.take(Timer::Linger, now) {
             match self.state {
                 // The end of TIME-WAIT (RFC 9293 section 3.10.8), or of an orphan's FIN-WAIT-2.
@@ -550,8 +562,10 @@ mod tests {
         assert_eq!(timers.next(), Instant::from_millis(3));
         assert!(!timers.take(Timer::DelayedAck, Instant::from_millis(2)));
         assert!(timers.take(Timer::DelayedAck, Instant::from_millis(3)));
+        timers.update_next();
         assert_eq!(timers.next(), Instant::from_millis(5));
         timers.stop(Timer::Linger);
+        timers.update_next();
         assert_eq!(timers.next(), Instant::NEVER);
     }
 }

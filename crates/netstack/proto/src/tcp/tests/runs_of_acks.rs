@@ -119,6 +119,7 @@ fn after(
         what(i, &mut tcb, &mut cx);
         finish = tcb.finish(&mut cx);
     }
+    tcb.timers.update_next();
     if !tcb.timers.runs(Timer::Retransmit) {
         // The purpose of a timer that does not run is the one that it had last.
         tcb.retransmit.expiry = Expiry::Timeout;
