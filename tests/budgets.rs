@@ -29,7 +29,7 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 const PARTS: [Part; 10] = [
     part("crates/dominoes", 23_064, 17_000),
     part("crates/drivers", 24_971, 20_000),
-    part("crates/netstack/proto", 36_864, 31_000),
+    part("crates/netstack/proto", 37_032, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
         ..part("crates/netstack", 69_200, 45_000)

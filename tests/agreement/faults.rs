@@ -209,9 +209,11 @@ impl FaultHooks for Faulty {
                     return self.done();
                 }
                 (Fault::HeaderOfAnotherMoment, Effect::Transmit(transmit)) => {
-                    let older = self.acknowledged.replace((transmit.flow, transmit.ack));
+                    let older = self
+                        .acknowledged
+                        .replace((transmit.common.flow, transmit.ack));
                     if let Some((flow, ack)) = older
-                        && flow == transmit.flow
+                        && flow == transmit.common.flow
                         && ack != transmit.ack
                     {
                         transmit.ack = ack;

@@ -54,8 +54,8 @@ impl Segment {
         };
         Segment {
             flow: Flow {
-                local: transmit.flow.remote,
-                remote: transmit.flow.local,
+                local: transmit.common.flow.remote,
+                remote: transmit.common.flow.local,
             },
             mac: Mac([2; 6]),
             seq: transmit.seq + (offset - transmit.payload_offset) as u32,

@@ -384,6 +384,12 @@ impl Limits {
         self.mtu - Self::HEADERS
     }
 
+    /// [`Limits::mss`] as a number of bytes.
+    #[inline]
+    pub const fn mss_len(&self) -> u32 {
+        self.mtu as u32 - Self::HEADERS as u32
+    }
+
     /// The MSS for an IPv6 peer; the IPv6 header is 20 bytes longer.
     pub const fn mss_v6(&self) -> u16 {
         self.mtu.saturating_sub(Self::HEADERS_V6)

@@ -29,6 +29,11 @@ struct RequestEffects {
 
 impl EffectSink for RequestEffects {
     #[inline(always)]
+    fn make_room(&mut self) {
+        self.others.make_room();
+    }
+
+    #[inline(always)]
     fn push(&mut self, effect: Effect) {
         match effect {
             Effect::Deliver(deliver) if self.first.is_none() && self.others.is_empty() => {
@@ -190,13 +195,9 @@ struct Performing<'a> {
 impl Requests<RequestEffects> for Performing<'_> {
     #[inline(always)]
     fn advance(&mut self) -> bool {
-        match self.waiting.next() {
-            Some(run) => {
-                self.run = run;
-                true
-            }
-            None => false,
-        }
+        let next = self.waiting.next();
+        self.run = next.unwrap_or(self.run);
+        next.is_some()
     }
 
     #[inline(always)]

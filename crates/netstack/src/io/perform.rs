@@ -19,7 +19,7 @@ use crate::io::stream::{AppRequest, StreamRef};
 use crate::io::tx::BegunFrames;
 use crate::io::world::{HintUpdate, OpenResult, Wakes, World};
 use crate::keys::KeyUse;
-use crate::log::effect::{Deliver, Effect, Transmit};
+use crate::log::effect::{CommonHeaders, Deliver, Effect, Transmit};
 use crate::log::request::{ConnId, Flags, Flow, IpFields, Sack};
 use crate::packet as wire;
 #[cfg(feature = "testkit")]
@@ -298,7 +298,7 @@ impl<const N: usize> Kept<N> {
         len: u32,
         buffer: &mut [u8],
     ) -> Head {
-        if t.syn.is_some() || t.sack.is_some() || t.conn == ConnId::NONE {
+        if t.syn.is_some() || t.sack.is_some() || t.common.conn == ConnId::NONE {
             return emit_once(world, t, seq, flags, len, buffer);
         }
         self.fit(world, t, flags, len);
@@ -368,7 +368,7 @@ impl<const N: usize> Kept<N> {
         };
         self.head = emit_once(world, &zeros, SeqNum(0), flags, len, &mut bytes);
         self.bytes.copy_from_slice(&bytes[..N]);
-        (self.conn, self.header_version) = (t.conn, t.header_version);
+        (self.conn, self.header_version) = (t.common.conn, t.common.version);
         (self.len, self.flags) = (len, flags);
         (self.ect, self.timestamps) = (t.ect, t.timestamps);
     }
@@ -376,8 +376,8 @@ impl<const N: usize> Kept<N> {
     /// Whether a frame of `t` has these headers.
     #[inline(always)]
     fn matches(&self, t: &Transmit, flags: Flags, len: u32) -> bool {
-        self.conn == t.conn
-            && self.header_version == t.header_version
+        self.conn == t.common.conn
+            && self.header_version == t.common.version
             && self.len == len
             && self.flags == flags
             && self.ect == t.ect
@@ -404,20 +404,21 @@ fn emit_once(
     buffer: &mut [u8],
 ) -> Head {
     let syn = t.syn.unwrap_or_default();
+    let CommonHeaders { ip, mac, flow, .. } = t.common;
     let headers = TcpHeaders {
         src_mac: world.mac,
-        dst_mac: t.mac.0,
-        flow: t.flow,
+        dst_mac: mac.0,
+        flow,
         seq: seq.0,
         ack: t.ack.0,
         wnd: t.wnd,
         flags: flags.0,
         ect: t.ect,
         ip: IpFields {
-            ttl: world.hop_limit(t.flow.remote.address, t.ip.ttl),
-            ..t.ip
+            ttl: world.hop_limit(flow.remote.address, ip.ttl),
+            ..ip
         },
-        label: flow_label(world, &t.flow),
+        label: flow_label(world, &flow),
         timestamps: t.timestamps,
         mss: syn.mss,
         window_scale: syn.window_scale,
@@ -426,7 +427,7 @@ fn emit_once(
         payload_len: len as usize,
     };
     let head = wire::emit_tcp(buffer, &headers);
-    let (src, dst) = (t.flow.local.address, t.flow.remote.address);
+    let (src, dst) = (flow.local.address, flow.remote.address);
     let at = wire::ip_headers_len(dst, false);
     let tcp_len = head + len as usize - at;
     let pseudo = Sum::default().pseudo_header(src, dst, TCP, tcp_len);
@@ -481,7 +482,7 @@ fn build_bare_in(
     headers: &mut BuiltHeaders,
     stats: &mut EffectStats,
 ) {
-    if t.flow.local.address.is_v4() {
+    if t.common.flow.local.address.is_v4() {
         build_bare_as(world, t, begun, &mut headers.v4, stats);
     } else {
         build_bare_v6(world, t, begun, headers, stats);
@@ -512,7 +513,7 @@ fn build_bare_as<const N: usize>(
     let meta = complete_bare::<N>(world, &head, buffer);
     begun.built(head.len, head.len, meta);
     begun.mark_ready();
-    if let Some(stream) = world.streams.get(t.conn) {
+    if let Some(stream) = world.streams.get(t.common.conn) {
         stream.advertised(t.window_end, t.window_limit);
     }
     stats.frames += 1;
@@ -571,7 +572,7 @@ pub(crate) fn build_in(
         before();
         return build_bare_in(world, t, begun, headers, stats);
     }
-    if t.flow.local.address.is_v4() {
+    if t.common.flow.local.address.is_v4() {
         build_range(world, t, (from, begun), &mut headers.v4, stats, before);
     } else {
         build_range(world, t, (from, begun), &mut *headers.v6, stats, before);
@@ -589,7 +590,7 @@ fn build_range<const N: usize>(
     mut before: impl FnMut(),
 ) {
     let count = begun.left();
-    let Some(stream) = world.streams.get(t.conn) else {
+    let Some(stream) = world.streams.get(t.common.conn) else {
         stats.diverged += u64::from(count);
         return;
     };

@@ -22,6 +22,11 @@ pub trait EffectSink {
     /// Adds `effect` after the others.
     fn push(&mut self, effect: Effect);
 
+    /// Has room for another effect. An effect that is made after this is made in place: no call
+    /// comes between its parts and the end of [`EffectSink::push`].
+    #[inline(always)]
+    fn make_room(&mut self) {}
+
     /// The number of effects of this request.
     fn mark(&self) -> usize;
 
@@ -29,7 +34,20 @@ pub trait EffectSink {
     fn take_back(&mut self, mark: usize);
 }
 
+#[cold]
+#[inline(never)]
+fn grow(effects: &mut Vec<Effect>) {
+    effects.reserve(1);
+}
+
 impl EffectSink for Vec<Effect> {
+    #[inline(always)]
+    fn make_room(&mut self) {
+        while self.len() == self.capacity() {
+            grow(self);
+        }
+    }
+
     #[inline(always)]
     fn push(&mut self, effect: Effect) {
         Vec::push(self, effect);
@@ -248,8 +266,6 @@ pub struct Transmit {
     pub payload_len: u32,
     /// Offset of the payload in the send stream (the byte after our SYN is 0).
     pub payload_offset: u64,
-    /// The connection of the send stream; [`ConnId::NONE`] for frames without a connection.
-    pub conn: ConnId,
     /// Payload bytes of every frame except the last.
     pub frame_len: u32,
     /// Sequence number of the first frame.
@@ -265,19 +281,12 @@ pub struct Transmit {
     pub window_end: u64,
     /// Most bytes that may be unread, for that reader, too.
     pub window_limit: u32,
-    /// Changes whenever `mac`, `flow` or `ip` of the connection do: equal versions mean equal
-    /// values.
-    pub header_version: u32,
     /// Control bits; PSH and FIN go to the last frame only.
     pub flags: Flags,
     /// Whether routers may mark the frames (ECT, RFC 3168 section 5).
     pub ect: bool,
-    /// The IP header fields that the user set.
-    pub ip: IpFields,
-    /// Link-layer destination.
-    pub mac: Mac,
-    /// Both ends.
-    pub flow: Flow,
+    /// What the headers of all frames of the connection have in common.
+    pub common: CommonHeaders,
     /// TSval and TSecr, if timestamps are in use (RFC 7323).
     pub timestamps: Option<(u32, u32)>,
     /// Options of a SYN.
@@ -285,6 +294,23 @@ pub struct Transmit {
     /// Blocks received beyond `ack`, or twice (RFC 2018, RFC 2883); never in a segment with
     /// payload.
     pub sack: Option<Sack>,
+}
+
+/// The values that the headers of all frames of a connection have in common. A connection keeps
+/// them as each [`Transmit`] needs them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct CommonHeaders {
+    /// The connection of the send stream; [`ConnId::NONE`] for frames without a connection.
+    pub conn: ConnId,
+    /// Changes whenever one of the others does: equal versions mean equal values.
+    pub version: u32,
+    /// The IP header fields that the user set.
+    pub ip: IpFields,
+    /// Link-layer destination.
+    pub mac: Mac,
+    /// Both ends.
+    pub flow: Flow,
 }
 
 impl Transmit {

@@ -711,6 +711,30 @@ pub struct Segment<'a> {
 }
 
 impl Segment<'_> {
+    /// A digest with its numbers, control bits and kinds of options.
+    pub const fn digest(&self) -> Digest {
+        let (bits, (ts_val, ts_ecr)) = match self.timestamps {
+            Some(stamps) => (Digest::TIMESTAMPS, stamps),
+            None => (0, (0, 0)),
+        };
+        let bits = bits | if self.ce { Digest::CE } else { 0 };
+        let bits = bits | if self.followed { Digest::FOLLOWED } else { 0 };
+        let has_more = matches!(self.options, Options::Sack(_));
+        let bits = bits | if has_more { Digest::OPTIONS } else { 0 };
+        Digest {
+            seg_seq: self.seq,
+            seg_ack: self.ack,
+            len: self.len,
+            ts_val,
+            ts_ecr,
+            seg_wnd: self.wnd,
+            flags: self.flags,
+            count: self.count,
+            bits,
+            ..Digest::bare(RequestKind::Segments, Instant::ZERO, 0)
+        }
+    }
+
     /// SEG.LEN: payload plus one for SYN and one for FIN (RFC 9293 section 3.4).
     #[inline]
     pub const fn seg_len(&self) -> u32 {
@@ -818,6 +842,12 @@ impl Request {
 }
 
 impl Digest {
+    /// TSval and TSecr, if the option was there.
+    #[inline(always)]
+    pub fn timestamps(&self) -> Option<(u32, u32)> {
+        (self.bits & Digest::TIMESTAMPS != 0).then_some((self.ts_val, self.ts_ecr))
+    }
+
     /// The whole run as one piece.
     #[inline(always)]
     pub fn segment<'a>(&self, options: &'a Options) -> Segment<'a> {
@@ -829,7 +859,7 @@ impl Digest {
             count: self.count,
             wnd: self.seg_wnd,
             flags: self.flags,
-            timestamps: (self.bits & Digest::TIMESTAMPS != 0).then_some((self.ts_val, self.ts_ecr)),
+            timestamps: self.timestamps(),
             ce: self.bits & Digest::CE != 0,
             followed: self.bits & Digest::FOLLOWED != 0,
             options,

@@ -226,7 +226,10 @@ impl ReplicaState {
         self.position += 1;
         self.first_frame = self.frames.next;
         self.frames.update_sent(digest.sent, &self.limits);
-        if !self.fast_path(request, verdict, out) {
+        let may_be_acks = digest.bits & (Digest::OPTIONS | Digest::CE | Digest::ACKS) != 0;
+        let is_taken = self.fast_path::<false>(request, &[], verdict, out)
+            || may_be_acks && self.fast_path_of_acks(request, verdict, out);
+        if !is_taken {
             self.slow_path(request, verdict, out);
         }
         if self.next_deadline <= self.now || self.next_sent <= self.frames.sent {
@@ -240,34 +243,7 @@ impl ReplicaState {
     /// the application's cursors (how much it has read and written); the slow path may update
     /// them again.
     #[inline(always)]
-    fn fast_path(
-        &mut self,
-        request: &Request,
-        verdict: Verdict,
-        out: &mut impl EffectSink,
-    ) -> bool {
-        if request.digest.bits & (Digest::OPTIONS | Digest::CE | Digest::ACKS) != 0 {
-            return self.fast_path_of_acks(request, verdict, out);
-        }
-        self.fast_path_of::<false>(request, &[], verdict, out)
-    }
-
-    /// As [`ReplicaState::fast_path`], for a run of acknowledgments with one window.
-    #[inline(never)]
-    fn fast_path_of_acks(
-        &mut self,
-        request: &Request,
-        verdict: Verdict,
-        out: &mut impl EffectSink,
-    ) -> bool {
-        let Some(beyond) = request.acks_alike() else {
-            return false;
-        };
-        self.fast_path_of::<true>(request, beyond, verdict, out)
-    }
-
-    #[inline(always)]
-    fn fast_path_of<const ARE_ACKS: bool>(
+    fn fast_path<const ARE_ACKS: bool>(
         &mut self,
         request: &Request,
         beyond: &[u16],
@@ -277,24 +253,23 @@ impl ReplicaState {
         let digest = &request.digest;
         let conn = digest.hint;
         let full_verdict = digest.all_good();
-        if digest.kind != RequestKind::Segments || verdict & full_verdict != full_verdict {
-            return false;
-        }
         let Some(place) = self.places.get_mut(conn.index as usize) else {
             return false;
         };
         let (true, Some(tcb)) = (place.generation == conn.generation, &mut place.tcb) else {
             return false;
         };
+        if !tcb.expects::<ARE_ACKS>(digest) || verdict & full_verdict != full_verdict {
+            return false;
+        }
         self.touched = conn.index;
         let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
         if digest.bits & Digest::PROGRESS != 0 {
             tcb.progress_low(digest.app_read, digest.app_written, &mut cx);
         }
-        let first = digest.segment(&Options::None);
         let is_taken = match ARE_ACKS {
-            true => tcb.try_fast_path_of_acks(&first, beyond, &mut cx),
-            false => tcb.try_fast_path(&first, &mut cx),
+            true => tcb.take_expected_acks(digest, beyond, &mut cx),
+            false => tcb.take_expected(digest, 0, &mut cx),
         };
         if !is_taken {
             return false;
@@ -309,6 +284,20 @@ impl ReplicaState {
             self.concerns_several = false;
         }
         true
+    }
+
+    /// As [`ReplicaState::fast_path`], for a run of acknowledgments with one window.
+    #[inline(never)]
+    fn fast_path_of_acks(
+        &mut self,
+        request: &Request,
+        verdict: Verdict,
+        out: &mut impl EffectSink,
+    ) -> bool {
+        let Some(beyond) = request.acks_alike() else {
+            return false;
+        };
+        self.fast_path::<true>(request, beyond, verdict, out)
     }
 
     /// Applies a request that the fast path rejected.

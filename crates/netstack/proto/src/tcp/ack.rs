@@ -14,7 +14,7 @@ impl Tcb {
     /// Notifies the connection's socket of an event.
     pub(super) fn notify<S: EffectSink>(&self, event: ConnectionEvent, cx: &mut Cx<'_, S>) {
         cx.out.push(Effect::Event {
-            conn: self.conn,
+            conn: self.common.conn,
             event,
             received: self.rcv.offset,
         });
@@ -26,7 +26,7 @@ impl Tcb {
         if self.tuning.max_segment != 0 {
             self.bound_segments(self.tuning.max_segment);
         }
-        let echoed = self.echoed(seg);
+        let echoed = self.echoed(seg.timestamps);
         let snd = &mut self.snd;
         self.retransmit.on_ack(seg.ack, echoed, cx.now);
         self.retransmit.establish(snd.syn_lost);
@@ -65,7 +65,7 @@ impl Tcb {
         let is_measured = self.is_measured();
         let report = (!clean || has_sack || is_measured).then(|| self.process_blocks(seg, cx));
         if seg.ack.after(self.snd.una) {
-            let echoed = self.echoed(seg);
+            let echoed = self.echoed(seg.timestamps);
             let marked = self.echoes_congestion(seg);
             self.advance(seg.ack, echoed, clean, marked, cx.now);
             if marked {
@@ -97,10 +97,10 @@ impl Tcb {
         self.timers.runs(Timer::Persist)
     }
 
-    /// TSecr, if timestamps are in use, in terms of our clock.
+    /// TSecr of the `timestamps` of a segment, if they are in use, in terms of our clock.
     #[inline(always)]
-    pub(super) fn echoed(&self, seg: &Segment<'_>) -> Option<u32> {
-        match seg.timestamps {
+    pub(super) fn echoed(&self, timestamps: Option<(u32, u32)>) -> Option<u32> {
+        match timestamps {
             Some((_, ts_ecr)) if self.rcv.timestamps => {
                 Some(ts_ecr.wrapping_sub(self.rcv.ts_offset))
             }

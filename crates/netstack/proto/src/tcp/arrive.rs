@@ -7,7 +7,7 @@ use super::send_space::Due;
 use super::{Cx, State, Tcb};
 use crate::config::Limits;
 use crate::ip::rate_limit::Rate;
-use crate::log::effect::{ConnectionEvent, Effect, EffectSink, Transmit};
+use crate::log::effect::{CommonHeaders, ConnectionEvent, Effect, EffectSink, Transmit};
 use crate::log::request::{ConnId, Flags, Flow, IpFields, Mac, Options, Segment, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
@@ -102,7 +102,6 @@ fn bare(frame: u64, flow: Flow, mac: Mac, seq: SeqNum, ack: SeqNum, flags: Flags
         count: 1,
         payload_len: 0,
         payload_offset: 0,
-        conn: ConnId::NONE,
         frame_len: u32::from(MSS_DEFAULT),
         seq,
         ack,
@@ -110,12 +109,15 @@ fn bare(frame: u64, flow: Flow, mac: Mac, seq: SeqNum, ack: SeqNum, flags: Flags
         wnd: 0,
         window_end: 0,
         window_limit: 0,
-        header_version: 0,
         flags,
         ect: false,
-        ip: IpFields::DEFAULT,
-        mac,
-        flow,
+        common: CommonHeaders {
+            conn: ConnId::NONE,
+            version: 0,
+            ip: IpFields::DEFAULT,
+            mac,
+            flow,
+        },
         timestamps: None,
         syn: None,
         sack: None,
@@ -192,7 +194,7 @@ impl Tcb {
     fn refuse<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) -> bool {
         let refuses = may_reset(seg, cx) && self.challenges.allow_forged(cx.now);
         if refuses {
-            push_reset(seg, self.flow, self.mac, cx);
+            push_reset(seg, self.common.flow, self.common.mac, cx);
         }
         refuses
     }
@@ -217,11 +219,11 @@ impl Tcb {
         };
         self.rcv.begin(syn.seq, syn.timestamps, &options, now);
         self.agree_on_ecn(syn, limits);
-        let most = super::mss_for(&self.flow, limits);
+        let most = super::mss_for(&self.common.flow, limits);
         let snd = &mut self.snd;
         snd.scaled = options.window_scale.is_some();
         snd.shift = options.window_scale.unwrap_or(0).min(SHIFT_MAX);
-        let unsaid = match self.flow.remote.address.is_v4() {
+        let unsaid = match self.common.flow.remote.address.is_v4() {
             true => MSS_DEFAULT,
             false => MSS_DEFAULT_V6,
         };
@@ -397,7 +399,7 @@ impl Tcb {
             total: cx.limits.challenges_per_second,
             per_destination: cx.limits.challenges_per_destination,
         };
-        let peer = self.flow.remote.address;
+        let peer = self.common.flow.remote.address;
         if self.challenges.allow_forged(cx.now) && cx.frames.challenges.admits(cx.now, peer, rate) {
             cx.frames.counts.challenges_sent += 1;
             self.ack_now();
@@ -517,7 +519,7 @@ impl Tcb {
         let cut = (first, last) != (from, end);
         if first == 0 && self.reassembly.is_empty() {
             self.take_in_order(run_offset, len, cx);
-            self.ack_soon(seg, len, cx);
+            self.ack_soon(seg.count, len, seg.followed, cx);
             if cut {
                 self.ack_now();
             }
@@ -550,7 +552,7 @@ impl Tcb {
         let (start, end) = (rcv.offset + first, rcv.offset + last);
         let deliver = |from: u64, to: u64| {
             let at = run_offset.wrapping_add((from - start) as u32);
-            rcv.deliver(self.conn, at, from, (to - from) as u32, cx);
+            rcv.deliver(self.common.conn, at, from, (to - from) as u32, cx);
         };
         let twice = self.reassembly.overlap(start, end);
         let (taken, reached) = if first > 0 {

@@ -187,7 +187,7 @@ pub fn answer_with_cookie<S: EffectSink>(
     let options = Options::Syn(options);
     kept.options = &options;
     let mut tcb = Tcb::passive(ConnId::NONE, flow, mac, iss, &kept, cx.limits, cx.now);
-    tcb.snd.ip = ip;
+    tcb.common.ip = ip;
     let mut one = OnlyTransmit(None);
     tcb.finish(&mut Cx::new(cx.now, cx.frames, cx.limits, &mut one));
     let Some(mut effect) = one.0 else {

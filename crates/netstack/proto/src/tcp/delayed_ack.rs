@@ -17,7 +17,6 @@ use super::fields::field_variants;
 use super::retransmit::Timer;
 use super::{Cx, Tcb};
 use crate::log::effect::EffectSink;
-use crate::log::request::Segment;
 use crate::time::{Duration, Instant};
 
 /// How long an acknowledgment may wait for a second segment, 40 ms (RFC 9293 section 3.8.6.3 allows
@@ -39,17 +38,23 @@ pub(super) enum AckDue {
 field_variants!(AckDue { None, Delayed, Now });
 
 impl Tcb {
-    /// `len` bytes of `seg` arrived in order. Acknowledges at once every second segment,
+    /// A segment, or a run of `count`, arrived with `len` bytes in order. Acknowledges at once every second segment,
     /// however short (RFC 9293 section 3.8.6.3 requires it for full ones only), and a merged
     /// frame of more than one maximum segment; delays the acknowledgment of a single segment.
     /// If the batch has further segments of the flow after a run of the full length or a merged
     /// frame, they are acknowledged together with this one.
     #[inline(always)]
-    pub(super) fn ack_soon<S: EffectSink>(&mut self, seg: &Segment<'_>, len: u32, cx: &Cx<'_, S>) {
+    pub(super) fn ack_soon<S: EffectSink>(
+        &mut self,
+        count: u8,
+        len: u32,
+        is_followed: bool,
+        cx: &Cx<'_, S>,
+    ) {
         let is_due = match self.rcv.ack {
             AckDue::Now => true,
-            AckDue::Delayed => !seg.followed,
-            AckDue::None => !seg.followed && (seg.count >= 2 || len > u32::from(cx.limits.mss())),
+            AckDue::Delayed => !is_followed,
+            AckDue::None => !is_followed && (count >= 2 || len > cx.limits.mss_len()),
         };
         if is_due {
             self.rcv.ack = AckDue::Now;

@@ -8,6 +8,7 @@ use core::num::NonZero;
 use std::collections::VecDeque;
 
 use crate::config::{CongestionControl, Keepalive, Settings, Tuning};
+use crate::log::effect::CommonHeaders;
 #[cfg(any(test, feature = "testkit"))]
 use crate::log::request::Address;
 use crate::log::request::{ConnId, Endpoint, Flow, IpFields, Mac};
@@ -344,6 +345,7 @@ collections! {
 }
 
 fields!(ConnId, "conn", { index, generation });
+fields!(CommonHeaders, "common", { conn, version, ip, mac, flow });
 fields!(Flow, "flow", { local, remote });
 fields!(IpFields, "ip", { ttl, tos });
 fields!(Settings, "settings", { nodelay, keepalive, user_timeout, ttl, tos });

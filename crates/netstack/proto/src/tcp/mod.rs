@@ -146,7 +146,7 @@ mod undo;
 mod user;
 
 use crate::config::{Limits, Settings, Tuning};
-use crate::log::effect::{Deliver, Effect, EffectSink, FrameNumbers};
+use crate::log::effect::{CommonHeaders, Deliver, Effect, EffectSink, FrameNumbers};
 use crate::log::request::{ConnId, Flow, Mac, Segment};
 use crate::seqnum::SeqNum;
 use crate::stats::StateStats;
@@ -249,6 +249,7 @@ impl<'a, S: EffectSink> Cx<'a, S> {
             len,
         } = self.pending_delivery;
         self.pending_delivery.len = 0;
+        self.out.make_room();
         self.out.push(Effect::Deliver(Deliver {
             conn,
             run_offset,
@@ -382,11 +383,10 @@ pub struct Tcb {
     passive: bool,
     /// The counter that includes the connection.
     counted: Counted,
-    conn: ConnId,
-    mac: Mac,
-    flow: Flow,
-    /// Counts the changes of values that all headers of the connection contain.
-    header_version: u32,
+    /// What these segments have as [`Digest::bits`](crate::log::request::Digest::bits), without
+    /// those that vary.
+    expected_bits: u8,
+    common: CommonHeaders,
     timers: Timers,
     congestion: Congestion,
     retransmit: Retransmit,
@@ -421,7 +421,7 @@ field_variants!(Counted {
 });
 
 fields!(Tcb, "tcb", {
-    rcv, snd, state, fast_path, orphan, passive, counted, conn, mac, flow, header_version, timers, congestion, retransmit,
+    rcv, snd, state, fast_path, orphan, passive, counted, expected_bits, common, timers, congestion, retransmit,
     scoreboard, recovery, undo, challenges, settings, tuning, keepalive, autotune, pmtu, reassembly,
 });
 
@@ -550,13 +550,13 @@ impl Tcb {
     /// Both ends, ours first.
     #[inline]
     pub const fn flow(&self) -> Flow {
-        self.flow
+        self.common.flow
     }
 
     /// The name of the connection.
     #[inline]
     pub const fn conn(&self) -> ConnId {
-        self.conn
+        self.common.conn
     }
 
     /// Sets the offset of the timestamps, before the first one is sent (RFC 7323 section 5.4).
@@ -566,7 +566,7 @@ impl Tcb {
 
     /// Sets the permanent name, before any effect contains it.
     pub const fn set_conn(&mut self, conn: ConnId) {
-        self.conn = conn;
+        self.common.conn = conn;
     }
 
     /// Pages of the receive ring that hold data after gaps.
@@ -576,13 +576,13 @@ impl Tcb {
 
     /// The link-layer address to which the connection's frames are sent.
     pub const fn mac(&self) -> Mac {
-        self.mac
+        self.common.mac
     }
 
     /// Sets the link-layer address to which the connection's frames are sent.
     pub const fn set_mac(&mut self, mac: Mac) {
-        self.mac = mac;
-        self.header_version = self.header_version.wrapping_add(1);
+        self.common.mac = mac;
+        self.common.version = self.common.version.wrapping_add(1);
     }
 
     /// The number after the highest that was sent. A connection that replaces this one in
@@ -744,7 +744,8 @@ impl Tcb {
 /// Folds the positions of both streams into `h`.
 #[inline(always)]
 fn positions(h: u64, rcv: &ReceiveSpace, snd: &SendSpace) -> u64 {
-    let pair = |a: SeqNum, b: SeqNum| u64::from(a.0) << 32 | u64::from(b.0);
+    // Neighbours in memory, in their order there: one load each.
+    let pair = |a: SeqNum, b: SeqNum| u64::from(b.0) << 32 | u64::from(a.0);
     mix2(h, pair(rcv.nxt, rcv.edge), pair(snd.una, snd.nxt))
 }
 

@@ -198,7 +198,10 @@ impl Tcb {
 
     /// Informs the other senders to the peer of the path MTU (RFC 8201 section 5.2).
     fn tell_path<S: EffectSink>(&self, cx: &mut Cx<'_, S>) {
-        let (remote, mtu) = (self.flow.remote.address, self.snd.mss + self.overhead());
+        let (remote, mtu) = (
+            self.common.flow.remote.address,
+            self.snd.mss + self.overhead(),
+        );
         cx.out.push(Effect::PathMtu { remote, mtu });
     }
 
@@ -209,7 +212,7 @@ impl Tcb {
 
     /// Bytes of a packet before its payload.
     const fn overhead(&self) -> u16 {
-        let headers = match self.flow.remote.address.is_v4() {
+        let headers = match self.common.flow.remote.address.is_v4() {
             true => Limits::HEADERS,
             false => Limits::HEADERS_V6,
         };
@@ -218,7 +221,7 @@ impl Tcb {
 
     /// Packets of this size always pass.
     const fn min_packet(&self) -> u16 {
-        match self.flow.remote.address.is_v4() {
+        match self.common.flow.remote.address.is_v4() {
             true => MIN_PACKET,
             false => MIN_PACKET_V6,
         }

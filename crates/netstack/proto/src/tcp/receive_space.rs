@@ -172,6 +172,12 @@ impl ReceiveSpace {
         self.wnd().min(self.capacity())
     }
 
+    /// Whether [`ReceiveSpace::room`] is at least `len`.
+    #[inline(always)]
+    pub(super) fn has_room(&self, len: u32) -> bool {
+        len <= self.wnd() && self.offset + u64::from(len) <= self.read + u64::from(self.limit)
+    }
+
     /// Delivers `len` bytes, `run_offset` bytes into the run's payload. They are pending until more
     /// follow (then `false`: not the last) or the request ends.
     #[inline(always)]
@@ -193,14 +199,15 @@ impl ReceiveSpace {
         };
     }
 
-    /// The window field of a segment now; not scaled with `syn` (RFC 7323 section 2.2).
+    /// The window field of a segment now, not scaled with `syn` (RFC 7323 section 2.2), and the
+    /// offset in the stream up to which the peer may send then.
     #[inline(always)]
-    pub(super) fn advertise(&mut self, limits: &Limits, syn: bool) -> u16 {
+    pub(super) fn advertise(&mut self, limits: &Limits, syn: bool) -> (u16, u64) {
         let shift = if syn { 0 } else { self.shift };
-        let open = self.wnd();
+        let mut open = self.wnd();
         let capacity = self.capacity();
-        let step = u32::from(limits.mss()).min(self.limit / 2);
-        let wanted = if capacity >= open.saturating_add(step) {
+        let step = limits.mss_len().min(self.limit / 2);
+        let wanted = if u64::from(capacity) >= u64::from(open) + u64::from(step) {
             capacity
         } else {
             open
@@ -209,8 +216,9 @@ impl ReceiveSpace {
         let announced = self.nxt + (field << shift);
         if announced.after(self.edge) {
             self.edge = announced;
+            open = field << shift;
         }
-        field as u16
+        (field as u16, self.offset + u64::from(open))
     }
 
     /// Whether the window is less than half open, and can open by two segments or by half of it.
@@ -291,7 +299,7 @@ impl Tcb {
         cx: &mut Cx<'_, S>,
     ) {
         let rcv = &mut self.rcv;
-        rcv.deliver(self.conn, run_offset, rcv.offset, len, cx);
+        rcv.deliver(self.common.conn, run_offset, rcv.offset, len, cx);
         rcv.nxt += len;
         rcv.offset += u64::from(len);
     }
@@ -471,9 +479,9 @@ mod tests {
     fn the_window_of_a_syn_is_not_scaled_and_the_next_one_names_the_ring() {
         let limits = Limits::default();
         let mut rcv = rcv(&limits);
-        assert_eq!(rcv.advertise(&limits, true), 0xffff);
+        assert_eq!(rcv.advertise(&limits, true).0, 0xffff);
         assert_eq!(rcv.wnd(), 0xffff);
-        assert_eq!(rcv.advertise(&limits, false), 1 << 15);
+        assert_eq!(rcv.advertise(&limits, false), (1 << 15, 1 << 20));
         assert_eq!(rcv.wnd(), 1 << 20);
     }
 

@@ -140,7 +140,7 @@ impl Tcb {
         seg: &Segment<'_>,
         cx: &Cx<'_, impl EffectSink>,
     ) -> AckReport {
-        let echoed = self.echoed(seg);
+        let echoed = self.echoed(seg.timestamps);
         let Tcb {
             scoreboard,
             recovery,

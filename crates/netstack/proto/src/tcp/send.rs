@@ -19,12 +19,26 @@ use crate::time::Instant;
 
 /// The outcome of a request for a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Finish {
+pub struct Finish(u8);
+
+impl Finish {
+    #[inline(always)]
+    fn new(blocked: bool, waits_for_sent: bool) -> Self {
+        Finish(u8::from(blocked) | u8::from(waits_for_sent) << 1)
+    }
+
     /// More frames could be sent, but there are no numbers left (credit or quantum): call again
     /// when there is credit.
-    pub blocked: bool,
+    #[inline]
+    pub const fn is_blocked(self) -> bool {
+        self.0 & 1 != 0
+    }
+
     /// Acknowledged bytes wait for frames to be sent: call again when `sent` has advanced.
-    pub waits_for_sent: bool,
+    #[inline]
+    pub const fn waits_for_sent(self) -> bool {
+        self.0 & 2 != 0
+    }
 }
 
 /// The outcome of retransmitting lost data.
@@ -71,20 +85,34 @@ impl Tcb {
     pub fn finish<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) -> Finish {
         if cx.pending_delivery.len != 0 {
             let rcv = &mut self.rcv;
-            cx.push_pending_delivery(self.conn, rcv.deliveries, rcv.offset, true);
+            cx.push_pending_delivery(self.common.conn, rcv.deliveries, rcv.offset, true);
             rcv.deliveries += 1;
         }
-        let mut finish = Finish::default();
-        if !self.has_sent_all() {
-            finish = self.finish_sending(&mut cx.outside_fast_path());
-        } else if self.is_ack_due() {
-            finish.blocked = !self.send_ack(cx);
+        if self.fast_path != FastPath::Quiet {
+            return self.finish_otherwise(&mut cx.outside_fast_path());
+        }
+        debug_assert!(self.has_sent_all());
+        Finish::new(self.is_ack_due() && !self.send_ack(cx), false)
+    }
+
+    /// [`Tcb::finish`] if there may be more to do than to acknowledge: releases and sends first.
+    #[inline(never)]
+    fn finish_otherwise<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) -> Finish {
+        let (mut blocked, mut waits_for_sent) = (false, false);
+        if self.snd.una_offset != self.snd.released {
+            waits_for_sent = self.release(cx);
+        }
+        if self.snd.nxt != self.snd.end || self.has_control_to_send() {
+            blocked = self.send(cx);
+        }
+        if self.is_ack_due() && !blocked {
+            blocked = !self.send_ack(cx);
         }
         if self.fast_path == FastPath::Off {
             self.count_state(&mut cx.frames.counts);
         }
-        self.update_fast_path();
-        finish
+        self.update_fast_path(self.has_sent_all());
+        Finish::new(blocked, waits_for_sent)
     }
 
     /// Whether there is nothing to send, and nothing to release to the application.
@@ -99,22 +127,6 @@ impl Tcb {
     fn has_control_to_send(&self) -> bool {
         self.snd.due != Due::Nothing
             || (self.fast_path == FastPath::Off && self.scoreboard.lost() > 0)
-    }
-
-    /// The remaining work of [`Tcb::finish`].
-    #[inline(never)]
-    fn finish_sending<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) -> Finish {
-        let mut finish = Finish::default();
-        if self.snd.una_offset != self.snd.released {
-            finish.waits_for_sent = self.release(cx);
-        }
-        if self.snd.nxt != self.snd.end || self.has_control_to_send() {
-            finish.blocked = self.send(cx);
-        }
-        if self.is_ack_due() && !finish.blocked {
-            finish.blocked = !self.send_ack(cx);
-        }
-        finish
     }
 
     /// Releases acknowledged bytes once no frame that is still to be built reads them, which is
@@ -142,7 +154,7 @@ impl Tcb {
         if upto > snd.released {
             snd.released = upto;
             cx.out.push(Effect::Release {
-                conn: self.conn,
+                conn: self.common.conn,
                 upto,
             });
         }
@@ -176,7 +188,7 @@ impl Tcb {
     pub(super) fn tell_numbered<S: EffectSink>(&self, cx: &mut Cx<'_, S>) {
         let snd = &self.snd;
         cx.out.push(Effect::Numbered {
-            conn: self.conn,
+            conn: self.common.conn,
             upto: snd.una_offset + u64::from(snd.nxt.since(snd.una)),
         });
     }
@@ -233,6 +245,7 @@ impl Tcb {
         if what.payload_len > 0 {
             self.snd.frames_end = cx.frames.next;
         }
+        cx.out.make_room();
         let transmit = self.transmit(what, first_frame, (ack, wnd), sack, cx.now);
         cx.out.push(Effect::Transmit(transmit));
     }
@@ -243,7 +256,7 @@ impl Tcb {
         &self,
         what: Outgoing,
         first_frame: u64,
-        (ack, wnd): (SeqNum, u16),
+        (ack, (wnd, window_end)): (SeqNum, (u16, u64)),
         sack: Option<Sack>,
         now: Instant,
     ) -> Transmit {
@@ -253,20 +266,16 @@ impl Tcb {
             count: what.count,
             payload_len: what.payload_len,
             payload_offset: what.payload_offset,
-            conn: self.conn,
             frame_len: what.frame_len,
             seq: what.seq,
             ack,
             mss: self.snd.mss,
             wnd,
-            window_end: rcv.offset + u64::from(rcv.wnd()),
+            window_end,
             window_limit: rcv.limit,
-            header_version: self.header_version,
             flags: what.flags,
             ect: what.ect,
-            ip: self.snd.ip,
-            mac: self.mac,
-            flow: self.flow,
+            common: self.common,
             timestamps: if rcv.timestamps {
                 Some((timestamp(now).wrapping_add(rcv.ts_offset), rcv.ts_recent))
             } else {
@@ -283,8 +292,18 @@ impl Tcb {
         if cx.frames.next >= cx.frames.limit {
             return false;
         }
-        self.emit(Outgoing::bare(self.snd.control_seq(), Flags::ACK), cx);
+        if self.rcv.ack_contents == AckContents(0) {
+            let ack = Outgoing::bare(self.snd.control_seq(), Flags::ACK);
+            self.number(ack, AckDue::None, None, cx);
+        } else {
+            self.send_ack_with_options(&mut cx.outside_fast_path());
+        }
         true
+    }
+
+    #[inline(never)]
+    fn send_ack_with_options<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        self.emit_with_options(Outgoing::bare(self.snd.control_seq(), Flags::ACK), cx);
     }
 
     /// Sends the reset that ends an aborted connection (RFC 9293 section 3.10.5). It has ACK,
@@ -320,7 +339,7 @@ impl Tcb {
         let flags = flags.with(self.ecn_setup(answers, cx.limits));
         let options = SynOptions {
             mss: Some(super::announced_mss(
-                &self.flow,
+                &self.common.flow,
                 cx.limits,
                 cx.frames.link_mtu_v6,
             )),

@@ -2,7 +2,6 @@
 
 use super::fields::{field_variants, fields};
 
-use crate::log::request::IpFields;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -79,8 +78,6 @@ pub(super) struct SendSpace {
     pub(super) cork: bool,
     /// If `end` is here, no data before it waits for more.
     pub(super) pushed: SeqNum,
-    /// A copy of [`Settings::ip`], which every frame needs.
-    pub(super) ip: IpFields,
     /// ISS.
     pub(super) iss: SeqNum,
     /// Largest window the peer ever offered: Max(SND.WND), MAX.SND.WND (RFC 5961 section 5.2).
@@ -98,7 +95,7 @@ pub(super) struct SendSpace {
 
 fields!(SendSpace, "snd", {
     una, nxt, max, end, una_offset, written, released, wnd, wl1, wl2, mss, shift, fin, due,
-    ecn, cwr, scaled, syn_lost, nodelay, cork, pushed, ip, iss, wnd_max, small, sent_at, frames_end,
+    ecn, cwr, scaled, syn_lost, nodelay, cork, pushed, iss, wnd_max, small, sent_at, frames_end,
     release_upto, release_frame,
 });
 
@@ -135,7 +132,6 @@ impl SendSpace {
             nodelay: false,
             cork: false,
             pushed: iss,
-            ip: IpFields::DEFAULT,
             iss,
             wnd_max: 0,
             small: iss,
@@ -149,10 +145,11 @@ impl SendSpace {
     /// A segment with this `seq` and `ack` sets SND.WND, SND.WL1 and SND.WL2.
     #[inline(always)]
     pub(super) fn set_window(&mut self, seq: SeqNum, ack: SeqNum, wnd: u32) {
+        (self.wl1, self.wl2) = (seq, ack);
         self.wnd = wnd;
-        self.wnd_max = self.wnd_max.max(wnd);
-        self.wl1 = seq;
-        self.wl2 = ack;
+        if wnd > self.wnd_max {
+            self.wnd_max = wnd;
+        }
     }
 
     /// Whether a reset waits for room.

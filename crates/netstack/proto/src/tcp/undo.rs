@@ -115,7 +115,7 @@ impl Tcb {
         let moves = before == self.undo.marker && seg.ack.after(before);
         moves
             && self
-                .echoed(seg)
+                .echoed(seg.timestamps)
                 .zip(self.undo.resent_at)
                 .is_some_and(earlier)
     }

@@ -2,7 +2,7 @@
 //! cursors, CLOSE, ABORT.
 
 use super::congestion::Congestion;
-use super::fast_path::FastPath;
+use super::fast_path::{FastPath, NO_BITS};
 use super::keepalive::KeepaliveTimer;
 use super::pmtu::PathMtu;
 use super::reassembly::Reassembly;
@@ -14,8 +14,8 @@ use super::send_space::SendSpace;
 use super::undo::Undo;
 use super::{Challenges, Counted, Cx, State, Tcb};
 use crate::config::{Limits, Settings, Tuning};
-use crate::log::effect::{ConnectionEvent, EffectSink};
-use crate::log::request::{ConnId, Flow, Mac, Segment};
+use crate::log::effect::{CommonHeaders, ConnectionEvent, EffectSink};
+use crate::log::request::{ConnId, Flow, IpFields, Mac, Segment};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -37,10 +37,14 @@ impl Tcb {
             orphan: false,
             passive: false,
             counted: Counted::Opening,
-            conn,
-            mac,
-            flow,
-            header_version: 0,
+            expected_bits: NO_BITS,
+            common: CommonHeaders {
+                conn,
+                version: 0,
+                ip: IpFields::DEFAULT,
+                mac,
+                flow,
+            },
             timers: Timers::new(),
             congestion: Congestion::new(iss, limits.tcp.congestion),
             retransmit: Retransmit::new(),
@@ -94,13 +98,18 @@ impl Tcb {
         app_written: u32,
         cx: &mut Cx<'_, S>,
     ) {
-        let read = app_read.wrapping_sub(self.rcv.read as u32);
-        if (read as i32) > 0 {
-            self.on_read(self.rcv.read + u64::from(read), cx);
+        // Mostly, a segment finds one of them where it was.
+        if app_read != self.rcv.read as u32 {
+            let read = app_read.wrapping_sub(self.rcv.read as u32);
+            if (read as i32) > 0 {
+                self.on_read(self.rcv.read + u64::from(read), cx);
+            }
         }
-        let written = app_written.wrapping_sub(self.snd.written as u32);
-        if (written as i32) > 0 {
-            self.on_written(self.snd.written + u64::from(written), cx.limits);
+        if app_written != self.snd.written as u32 {
+            let written = app_written.wrapping_sub(self.snd.written as u32);
+            if (written as i32) > 0 {
+                self.on_written(self.snd.written + u64::from(written), cx.limits);
+            }
         }
     }
 
@@ -114,6 +123,8 @@ impl Tcb {
         let most = snd.una_offset + u64::from(limits.send_buffer);
         let app_written = app_written.min(most);
         if app_written > snd.written {
+            self.end_quiet();
+            let snd = &mut self.snd;
             snd.end += (app_written - snd.written) as u32;
             snd.written = app_written;
         }
@@ -126,8 +137,8 @@ impl Tcb {
         }
         let before = core::mem::replace(&mut self.settings, settings);
         self.snd.nodelay = settings.nodelay;
-        self.snd.ip = settings.ip();
-        self.header_version = self.header_version.wrapping_add(1);
+        self.common.ip = settings.ip();
+        self.common.version = self.common.version.wrapping_add(1);
         if settings.keepalive != before.keepalive {
             self.begin_keepalive(cx);
         }

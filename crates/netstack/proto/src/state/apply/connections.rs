@@ -16,9 +16,10 @@ use crate::time::Instant;
 
 /// An entry of the connection table.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub(super) struct Place {
-    pub(super) generation: u32,
     pub(super) tcb: Option<Tcb>,
+    pub(super) generation: u32,
     /// The listening port the connection came through, until it is accepted or closed.
     pub(super) listener_port: Option<u16>,
     /// Whether an application knows the connection, and so will release it.

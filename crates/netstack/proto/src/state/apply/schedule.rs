@@ -52,14 +52,14 @@ impl ReplicaState {
         let most = 2 * self.limits.connections as usize;
         let places = &mut self.places;
         let index = conn.index as usize;
-        if finish.blocked && !places[index].waits_for_turn {
+        if finish.is_blocked() && !places[index].waits_for_turn {
             places[index].waits_for_turn = true;
             enqueue(&mut self.waiting, conn, most, |conn| {
                 is_current(places, *conn)
             });
             self.next_sent = 0;
         }
-        if finish.waits_for_sent && !places[index].waits_for_sent {
+        if finish.waits_for_sent() && !places[index].waits_for_sent {
             places[index].waits_for_sent = true;
             let entry = (self.frames.next, conn);
             enqueue(&mut self.unsent, entry, most, |(_, conn)| {

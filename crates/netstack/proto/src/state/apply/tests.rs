@@ -103,7 +103,7 @@ impl Fixture {
         let syn_ack = self.sent()[0];
         let ours = syn_ack.seq.0.wrapping_add(1);
         self.segment(from, seq + 1, ours, Flags::ACK);
-        (syn_ack.conn, ours)
+        (syn_ack.common.conn, ours)
     }
 
     /// The connection from port `from` of the peer.
@@ -421,7 +421,7 @@ fn connections_take_turns_when_there_is_too_little_room_to_send() {
     let mut frames = [0; 2];
     let mut count = |fixture: &Fixture| {
         for transmit in fixture.sent() {
-            let which = conns.iter().position(|conn| *conn == transmit.conn);
+            let which = conns.iter().position(|conn| *conn == transmit.common.conn);
             frames[which.expect("one of the two")] += transmit.count;
         }
         frames

@@ -84,7 +84,7 @@ fn a_reset_that_our_own_mistake_asks_for_leaves_if_there_is_room_and_no_limit_ho
         panic!("{out:?}");
     };
     assert_eq!(
-        (t.first_frame, t.flags, t.seq, t.flow),
+        (t.first_frame, t.flags, t.seq, t.common.flow),
         (7, Flags::RST, SeqNum(77), flow(0))
     );
 }

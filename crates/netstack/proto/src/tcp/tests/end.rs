@@ -320,7 +320,7 @@ pub(super) fn compare_paths(
     let held = slow_cx.pending_delivery;
     let fast = tcb.try_fast_path(seg, cx);
     if fast {
-        slow.fast_path = tcb.fast_path;
+        (slow.fast_path, slow.expected_bits) = (tcb.fast_path, tcb.expected_bits);
         assert_eq!(tcb.first_difference(&slow), None, "{seg:?}");
         assert_eq!((&*tcb, cx.pending_delivery), (&slow, held));
         assert_eq!((&*cx.out, &*cx.frames), (&out, &frames));
@@ -344,7 +344,7 @@ pub(super) fn check(tcb: &Tcb, finish: Finish, limits: &Limits) {
     assert!(rcv.wnd() < 1 << 31);
     assert!(rcv.read <= rcv.offset);
     assert!(snd.una_offset <= snd.written || tcb.state == State::Closed);
-    if tcb.state.is_synchronized() && !finish.blocked {
+    if tcb.state.is_synchronized() && !finish.is_blocked() {
         assert!(
             tcb.pipe() == 0 || tcb.timers.runs(Timer::Retransmit),
             "nothing waits for what is in flight: {tcb:?}"

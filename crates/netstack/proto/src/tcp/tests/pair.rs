@@ -102,7 +102,7 @@ impl Pair {
                     self.flight.push((self.now + delay, 1 - side, wire));
                 }
             }
-            if moved && (end.finish.waits_for_sent || end.finish.blocked) {
+            if moved && (end.finish.waits_for_sent() || end.finish.is_blocked()) {
                 end.request(self.now, &[], |_, _| ());
             }
         }
@@ -136,7 +136,9 @@ impl Pair {
                     tcb.shutdown(cx);
                 });
             }
-            if end.finish.blocked && end.frames.next < end.taken + u64::from(end.limits.tx_slots) {
+            if end.finish.is_blocked()
+                && end.frames.next < end.taken + u64::from(end.limits.tx_slots)
+            {
                 end.request(self.now, &[], |_, _| ());
             }
         }

@@ -133,7 +133,8 @@ fn arrive(one_side: &mut OneSide, run: &Run, seen: &mut Seen) {
     let (first, acks) = (run.segment(&before, run.first), run.acks());
     let mut is_taken = false;
     let one = after(one_side, 1, |_, tcb, cx| {
-        is_taken = tcb.try_fast_path_of_acks(&first, &run.beyond, cx);
+        let first = first.digest();
+        is_taken = tcb.expects::<true>(&first) && tcb.take_expected_acks(&first, &run.beyond, cx);
         assert!(
             is_taken || *tcb == before,
             "a refused run changed something"

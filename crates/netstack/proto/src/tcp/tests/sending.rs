@@ -37,10 +37,10 @@ fn no_frame_is_numbered_without_credit_and_all_leave_with_it() {
     let mut one_side = OneSide::passive(limits, OneSide::syn(Some(1000), None), None);
     one_side.receive(ACK, 1, 1, 0);
     one_side.write(6000);
-    assert!(one_side.end.finish.blocked);
+    assert!(one_side.end.finish.is_blocked());
     assert_eq!(one_side.sent().len(), 4);
     one_side.finish();
-    assert!(!one_side.end.finish.blocked);
+    assert!(!one_side.end.finish.is_blocked());
     assert_eq!(one_side.sent().len(), 3);
 }
 
@@ -58,7 +58,7 @@ fn what_fills_the_credit_exactly_leaves_with_its_small_end_and_its_fin() {
         tcb.progress(0, 3500, cx);
         tcb.shutdown(cx);
     });
-    assert!(!one_side.end.finish.blocked);
+    assert!(!one_side.end.finish.is_blocked());
     let sent = one_side.sent();
     assert_eq!((sent.len(), sent[3]), (4, (FIN_PSH_ACK, 3001, 1, 500)));
 }
@@ -74,13 +74,13 @@ fn the_quantum_ends_a_turn() {
     one_side.sent();
     one_side.write(5000);
     assert_eq!(
-        (one_side.sent().len(), one_side.end.finish.blocked),
+        (one_side.sent().len(), one_side.end.finish.is_blocked()),
         (2, true)
     );
     one_side.finish();
     one_side.finish();
     assert_eq!(
-        (one_side.sent().len(), one_side.end.finish.blocked),
+        (one_side.sent().len(), one_side.end.finish.is_blocked()),
         (3, false)
     );
 }
@@ -91,13 +91,13 @@ fn bytes_return_when_the_frames_that_read_them_are_sent() {
     one_side.write(2000);
     one_side.receive(ACK, 1, 2001, 0);
     assert!(
-        one_side.end.finish.waits_for_sent,
+        one_side.end.finish.waits_for_sent(),
         "the device has taken nothing yet"
     );
     assert_eq!(one_side.tcb().snd.released, 0);
     one_side.sent();
     one_side.finish();
-    assert!(!one_side.end.finish.waits_for_sent);
+    assert!(!one_side.end.finish.waits_for_sent());
     assert_eq!(one_side.tcb().snd.released, 2000);
 }
 

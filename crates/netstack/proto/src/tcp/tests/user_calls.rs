@@ -43,7 +43,7 @@ fn a_reset_without_credit_waits_and_the_connection_is_not_closed_before() {
     one_side.receive(ACK, 1, 1, 0);
     one_side.write(4000);
     one_side.call(|tcb, cx| tcb.abort(cx));
-    assert!(one_side.end.finish.blocked && !one_side.tcb().is_closed());
+    assert!(one_side.end.finish.is_blocked() && !one_side.tcb().is_closed());
     assert_eq!(one_side.sent().len(), 4);
     one_side.finish();
     assert_eq!(one_side.sent().len(), 1);
