@@ -13,7 +13,7 @@
 //! | `run` | the frames of a request |
 //! | `prepare` | verifies checksums |
 //! | `perform` | performs the effects of `apply` ([`crate::state`]) |
-//! | `tx` | holds numbered frames until they are built, and sends them in order |
+//! | `tx` | holds numbered frames until they are built and sent, in order but for holes |
 //! | `stream`, `udp_queues` | memory that primaries share with applications |
 //! | `units` | pieces of a stream that any worker may process |
 //! | `direct` | does all steps at once, for a thread that owns the state |

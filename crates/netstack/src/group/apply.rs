@@ -223,9 +223,9 @@ impl<T: FaultHooks> Executor<'_, T> {
 }
 
 impl ReplicatedShared {
-    /// Computes the verdict of the request at `seq`, unless it is known or another worker does.
-    /// Returns whether it did. A verdict is computed once if payload is stored on the way;
-    /// `on_begin` is called before.
+    /// Computes the verdict of the request at `seq`, which is not known. If payload is stored on
+    /// the way, only one worker does: returns false if another one has begun, and calls `on_begin`
+    /// before. Without payload to store, two workers may compute the same verdict.
     #[inline(always)]
     fn prepare(
         &self,

@@ -28,8 +28,8 @@ const LATEST_LOOK: Duration = Duration::from_micros(200);
 pub(super) const LONE_FRAMES: u32 = 2;
 /// The pump verifies a lone request with at most this many bytes; one with more is load.
 pub(super) const LONE_BYTES: u32 = 4096;
-/// A request with more than [`LONE_BYTES`], a batch with more segments or a turn with more than
-/// [`LONE_FRAMES`] and than requests is load.
+/// A request with more segments than this or more than [`LONE_BYTES`], one that more requests than
+/// this follow in its batch, or a turn with more than [`LONE_FRAMES`] and than requests is load.
 const LONE_SEGMENTS: u8 = 1;
 /// After this number of lone requests in a row, a worker expects another one.
 const LONE_IN_A_ROW: u8 = 8;
@@ -129,8 +129,8 @@ impl Quiet {
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Decides whether this worker stays aside in a turn, which has the time `now` if that may have
-    /// passed since `before`, and whether it rests. Then its turn reports work, so that a thread that drives all
-    /// workers calls it again: at the same time it looks.
+    /// passed since `before`, and whether it rests. Then its turn reports work, so that a thread
+    /// that drives all workers calls it again: at the same time it looks.
     #[inline]
     pub(super) fn begin_quiet(&mut self, before: Instant, now: Option<Instant>) {
         let asks_at = self.quiet.ask_at;

@@ -92,7 +92,7 @@ enum WaitingSlot {
     Parsed(Box<Parsed>),
 }
 
-/// Changed by workers that have a queue of the device.
+/// Changed by workers that claim from the device.
 #[derive(Default)]
 struct Claimed {
     /// How many batches were claimed. Changed by the worker that has the slot of the next one.
@@ -412,7 +412,7 @@ impl Intake {
                 drop(claimer);
                 return self.publish_waiting((shared, false), pump, now, log);
             }
-            // At most as many as by the other way, which bounds bytes and the log's share, too.
+            // The other way also bounds the bytes, and the share of the log.
             let about = (&mut *claimer, MAX_CLAIM);
             let (done, is_empty) = pump.claim_and_publish(now, about, log);
             if done > 0 {

@@ -1,5 +1,5 @@
-//! Pending effects: a worker keeps the effects of each request that it has applied, until it knows
-//! that they are done.
+//! Pending effects: a worker keeps the effects of requests that it has applied and does not perform
+//! at once, until it knows that they are done.
 
 use core::hash::{Hash, Hasher};
 use std::collections::VecDeque;

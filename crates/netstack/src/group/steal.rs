@@ -1,6 +1,6 @@
 //! Stealing: how a worker does the late work of others.
 //!
-//! A worker retains the effects of every request until it sees that all of them are done
+//! A worker retains the effects that it does not perform at once until it sees that all are done
 //! ([`PendingEffects`]): the words of its batch and of the chunks of its frames show that.
 //! If the oldest ones stay, it scans its pending effects, oldest first, skips those that are done
 //! or begun, and takes those that are late and not begun.

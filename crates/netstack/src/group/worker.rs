@@ -4,13 +4,14 @@
 //!
 //! - Begin: the worker joins, leaves or parks, if that is asked for or
 //!   [stays aside](super::aside).
-//! - Receive: it claims a batch of frames from the device, so that no other worker reads them,
+//! - Receive: it claims a batch of frames from the device, so that no other worker claims them,
 //!   parses it, and publishes it: frames become requests. Only the worker that has the
 //!   receive pump publishes ([`intake`](super::intake)).
 //! - Process: it [prepares](super::apply) requests, which yields their verdicts. A request names
 //!   its primary, the worker that normally prepares it and performs its effects. The worker
-//!   [applies](super::apply) requests in log order, up to the first without a verdict. Effects are
-//!   retained ([pending](super::pending)) until they are known to be done. The worker
+//!   [applies](super::apply) requests in log order, up to the first without a verdict. Effects that
+//!   it does not perform at once are retained ([pending](super::pending)) until they are known to
+//!   be done. The worker
 //!   [performs](super::execute) those whose primary it is: its share.
 //! - Transmit: it sends built frames, to the end of a chunk; if it was idle for a while, beyond it.
 //! - Help: it performs work of [stragglers](super::steal), workers that are late. If nothing else
@@ -101,7 +102,7 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     /// How often it has looked at several queues.
     pub(super) claims: u32,
     /// The time of the turn in which it looked at all queues of the device and found no frame;
-    /// [`Instant::NEVER`] if its latest look found one.
+    /// [`Instant::NEVER`] if its latest turn found one, or did not look at all queues.
     pub(crate) device_empty_at: Instant,
 }
 
@@ -189,9 +190,10 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.replica.position() == end && self.share.cursor.seq == end
     }
 
-    /// Sends frames, at most [`FRAMES_A_TURN`](crate::io::rx::FRAMES_A_TURN), and to the end of the
-    /// chunk of the next one; beyond it if it is `idle`, if frames wait too long, or if no other
-    /// worker is active. Sends nothing if another worker has the transmit pump.
+    /// Sends all frames without numbers, and numbered ones: at most
+    /// [`FRAMES_A_TURN`](crate::io::rx::FRAMES_A_TURN), and to the end of the chunk of the next one;
+    /// beyond it if it is `idle`, if frames wait too long, or if no other worker is active. Sends
+    /// nothing if another worker has the transmit pump.
     #[inline]
     pub(crate) fn send_in_turn(&mut self, idle: bool) -> usize {
         let sent = self.shared.world.tx.sent();
@@ -215,7 +217,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         }
     }
 
-    /// Whether the device has taken all frames that this worker knows of, and `sent` numbered ones.
+    /// Whether the device has taken all frames that this worker knows of and no more, and `sent`
+    /// numbered ones.
     #[inline]
     fn has_sent_all(&mut self, sent: u64) -> bool {
         let all = self.shared.world.has_sent_all(self.replica.frames().next);

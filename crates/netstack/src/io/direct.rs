@@ -1,7 +1,7 @@
-//! A thread that owns the state alone, or claims its own frames: `single`, `pipelined`, solo mode.
+//! A thread that claims its own frames: `single`, `locked`, `pipelined`, solo mode.
 //!
-//! The log of such a thread has no ring: the thread verifies, applies and performs the pump's
-//! requests at once.
+//! The log of one that owns the state alone, in `single` and solo mode, has no ring: the thread
+//! verifies, applies and performs the pump's requests at once.
 
 use crate::io::claim::Claimer;
 use crate::io::perform::{self, BuiltHeaders};

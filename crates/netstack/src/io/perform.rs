@@ -342,7 +342,7 @@ impl<const N: usize> Kept<N> {
     }
 
     /// Writes the headers with these numbers. A header field that differs between frames with
-    /// one key must be written here and in `write_next`, and be in the sums.
+    /// one key must be written here and in `write_next`, or by `fit_numbered`, and be in the sums.
     #[inline(always)]
     fn write(&self, seq: SeqNum, ack: SeqNum, wnd: u16, buffer: &mut [u8]) -> Head {
         // Copies a fixed length: the payload overwrites anything after the headers.

@@ -1,7 +1,8 @@
 //! The receive pump. It is not a thread: any worker may take it for a moment.
 //!
 //! It is the only publisher of a group's log. It samples every input that `apply` cannot compute:
-//! time, transmit credit (how many frames `apply` may number), and the applications' cursors. It
+//! time, how many frames were sent (from which `apply` knows how many it may number), and the
+//! applications' cursors. It
 //! publishes parsed runs of segments, and handles datagrams, commands, and ICMP errors about
 //! connections itself; the [`IpHost`] handles all other packets. The transmit pump is
 //! [`TxPump`](crate::io::tx::TxPump).

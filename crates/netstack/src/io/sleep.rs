@@ -65,7 +65,7 @@ pub(crate) struct Sleep<'a, F> {
     /// Takes the receive pump and the device; `None` if another worker has one of them.
     pub(crate) rx: F,
     pub(crate) tx: &'a TryLock<TxPump>,
-    /// Notified when something is published.
+    /// Notified when something is published that others may work on, and for membership.
     pub(crate) event: &'a EventCount,
     pub(crate) sleepers: &'a Sleepers,
     /// The number of workers that may run a pump.
@@ -101,11 +101,11 @@ impl<R: Receiving, F: FnOnce() -> Option<R>> Sleep<'_, F> {
             if worker.has_work() || world.is_down() {
                 drop(key);
             } else {
-                // While any worker is awake, none sleeps in the device. The worker that is awake
-                // may be delayed, so this one returns to run the pumps, and to take over late work.
-                // It also returns if the pump is taken, but by none that waits in the device: a
-                // worker that parks has it for a moment, and does not go there. A worker that does
-                // wait there goes there again, or wakes this one when it parks.
+                // A worker goes to sleep in the device only if all others sleep. The worker that is
+                // awake may be delayed, so this one returns to run the pumps, and to take over late
+                // work. It also returns if the pump is taken, but by none that waits in the device:
+                // a worker that parks has it for a moment, and does not go there. A worker that
+                // does wait there goes there again, or wakes this one when it parks.
                 // ORDERING: Relaxed; a worker that parks notifies the event, whose fence pairs with
                 // the one in `prepare`.
                 let has_watch = self.sleepers.has_watch.load(Ordering::Relaxed);

@@ -268,7 +268,7 @@ impl TxRing {
     /// The owner of the chunk of frame `frame`: the worker that builds it unless it is late.
     ///
     /// # Errors
-    /// [`WorkState::Free`] if it has none yet, [`WorkState::Done`] if all of it left long ago.
+    /// [`WorkState::Free`] if it has none yet, [`WorkState::Done`] if all of it has left.
     #[inline(always)]
     pub(crate) fn owner(&self, frame: u64) -> Result<usize, WorkState> {
         let found = self.chunk(frame).begun.load(Ordering::Relaxed);
@@ -537,7 +537,8 @@ impl BegunFrames<'_> {
         }
     }
 
-    /// Marks the frames, all of which are built, as ready. They leave after all earlier frames.
+    /// Marks the frames, all of which are built, as ready. They leave after all earlier frames, but
+    /// for those past a hole.
     ///
     /// # Panics
     /// If one is not built.
@@ -602,7 +603,8 @@ struct Hole {
     ready: u64,
 }
 
-/// Sends ready frames in the order of their numbers. There is one per ring.
+/// Sends ready frames in the order of their numbers, but for those past a hole. There is one per
+/// ring.
 pub(crate) struct Transmitter {
     ring: Arc<TxRing>,
     next: u64,

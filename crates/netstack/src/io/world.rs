@@ -879,7 +879,8 @@ impl World {
         self.tx.sent() >= awaited.sent
     }
 
-    /// Whether the device has taken all frames: those below `numbered`, and those without numbers.
+    /// Whether the device has taken the frames below `numbered` and no more, and all those without
+    /// numbers.
     #[inline]
     pub(crate) fn has_sent_all(&self, numbered: u64) -> bool {
         self.tx.sent() == numbered && self.control.are_sent()

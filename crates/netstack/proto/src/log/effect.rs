@@ -251,8 +251,8 @@ pub struct Deliver {
     pub last: bool,
 }
 
-/// Frames `first_frame .. first_frame + count` of the group, equal except for sequence number
-/// and length.
+/// Frames `first_frame .. first_frame + count` of the group, equal except for sequence number,
+/// length, PSH and FIN.
 ///
 /// Frame i carries `frame_len` bytes, the last one maybe fewer, beginning at `payload_offset + i
 /// * frame_len`. A device cuts frames longer than `mss`.
@@ -303,7 +303,7 @@ pub struct Transmit {
 pub struct CommonHeaders {
     /// The connection of the send stream; [`ConnId::NONE`] for frames without a connection.
     pub conn: ConnId,
-    /// Changes whenever one of the others does: equal versions mean equal values.
+    /// Changes whenever one of the others does: equal versions of one connection mean equal values.
     pub version: u32,
     /// The IP header fields that the user set.
     pub ip: IpFields,
@@ -384,7 +384,8 @@ pub enum ConnectionEvent {
     AddressLost,
 }
 
-/// Numbers outgoing frames, as far as the transmit ring has room.
+/// Numbers outgoing frames, as far as the transmit ring has room, and has what else all connections
+/// of a group share: limits of rates, the MTU of the link, pages for data out of order, counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FrameNumbers {
     /// Number of the next frame.

@@ -111,7 +111,7 @@ pub enum RequestKind {
     Segments,
     /// Only time (a deadline is due) or transmit credit; [`Body::None`].
     Tick,
-    /// A command of an application or the operator; see the [`Body`].
+    /// A command of an application, the operator or the pump; see the [`Body`].
     Command,
     /// UDP datagrams for one socket, which [`Digest::hint`] names; [`Body::Datagrams`].
     Datagrams,
@@ -161,7 +161,8 @@ pub struct Digest {
     pub seg_wnd: u16,
     /// Control bits; PSH and FIN belong to the last segment.
     pub flags: Flags,
-    /// Number of segments in the run, 1 to [`MAX_RUN`] (0 for requests that are no segments).
+    /// Number of segments in the run, 1 to [`MAX_RUN`] (datagrams or sends of a request of
+    /// these; 0 for ticks and commands).
     pub count: u8,
     /// The kind of request.
     pub kind: RequestKind,

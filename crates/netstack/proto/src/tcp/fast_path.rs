@@ -26,7 +26,8 @@ pub(super) enum FastPath {
     Acks,
     /// Data in order as well.
     Data,
-    /// The same, and [`Tcb::finish`] need only acknowledge: everything is sent and released.
+    /// The same, and [`Tcb::finish`] need only deliver and acknowledge: everything is sent and
+    /// released.
     Quiet,
 }
 
@@ -52,7 +53,8 @@ macro_rules! footprint {
 }
 
 footprint! {
-    /// The fields that the fast path reads or writes for data in order, timestamps included.
+    /// The fields that [`Tcb::take_expected`] reads or writes for data in order, timestamps
+    /// included, and the number of the delivery.
     FOR_DATA, DATA_BYTES:
     expected_bits, fast_path, common.conn, rcv.nxt, rcv.edge, rcv.offset, rcv.read, rcv.limit, rcv.timestamps, rcv.ts_recent,
     rcv.ts_recent_at, rcv.last_ack_sent, rcv.ack, rcv.deliveries, snd.una, snd.max, snd.wnd, snd.wnd_max,
@@ -70,7 +72,7 @@ footprint! {
     retransmit.srtt, congestion.cwnd, congestion.phase, congestion.duplicates, timers.next, timers.at,
 }
 
-// Two cache lines each.
+// As much as two cache lines each; they need not be beside each other.
 const _: () = assert!(DATA_BYTES <= 128 && ACK_BYTES <= 128);
 
 /// What no digest has as [`Digest::bits`].

@@ -194,7 +194,7 @@ impl Tcb {
     }
 
     /// Numbers the frames of `what` and emits the effect. The frames carry the current receive
-    /// state, so no acknowledgment is due afterwards.
+    /// state, so no acknowledgment is due afterwards, unless SACK blocks take a frame of their own.
     #[inline(always)]
     fn emit<S: EffectSink>(&mut self, what: Outgoing, cx: &mut Cx<'_, S>) {
         if self.rcv.ack_contents == AckContents(0) {

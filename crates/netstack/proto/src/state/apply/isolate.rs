@@ -10,10 +10,10 @@
 //! closing one connection cannot repair a half-done change there. In a program built with `panic =
 //! "abort"` nothing unwinds, and the first panic ends the process.
 //!
-//! The fast path has no guard, because that would make a request a tenth more expensive. A
-//! caller that applies several requests catches panics once for all of them
-//! ([`ReplicaState::recover`]). The fast path stores the data for that case in the replica, and
-//! all other paths mark work that concerns more than one connection.
+//! The fast path has no guard of its own. [`ReplicaState::apply`] catches panics of each request.
+//! A caller of [`ReplicaState::apply_unguarded`] that applies several requests catches panics once
+//! for all of them ([`ReplicaState::recover`]). The fast path stores the data for that case in the
+//! replica, and all other paths mark work that concerns more than one connection.
 //!
 //! Deadlines and turns of other connections in the same request are processed as if there were
 //! no panic.
