@@ -381,7 +381,7 @@ impl Limits {
 
     /// The MSS that we announce: the MTU minus headers (RFC 9293 section 3.7.1).
     pub const fn mss(&self) -> u16 {
-        self.mtu - Self::HEADERS
+        self.mss_len() as u16
     }
 
     /// [`Limits::mss`] as a number of bytes.

@@ -43,6 +43,7 @@ fn grow(effects: &mut Vec<Effect>) {
 impl EffectSink for Vec<Effect> {
     #[inline(always)]
     fn make_room(&mut self) {
+        // A loop, so that the compiler knows the condition to be false behind it.
         while self.len() == self.capacity() {
             grow(self);
         }

@@ -38,11 +38,11 @@ pub(super) enum AckDue {
 field_variants!(AckDue { None, Delayed, Now });
 
 impl Tcb {
-    /// A segment, or a run of `count`, arrived with `len` bytes in order. Acknowledges at once every second segment,
-    /// however short (RFC 9293 section 3.8.6.3 requires it for full ones only), and a merged
-    /// frame of more than one maximum segment; delays the acknowledgment of a single segment.
-    /// If the batch has further segments of the flow after a run of the full length or a merged
-    /// frame, they are acknowledged together with this one.
+    /// A segment, or a run of `count`, arrived with `len` bytes in order. Acknowledges at once
+    /// every second segment, however short (RFC 9293 section 3.8.6.3 requires it for full ones
+    /// only), and a merged frame of more than one maximum segment; delays the acknowledgment of a
+    /// single segment. If the batch has further segments of the flow after a run of the full length
+    /// or a merged frame, they are acknowledged together with this one.
     #[inline(always)]
     pub(super) fn ack_soon<S: EffectSink>(
         &mut self,

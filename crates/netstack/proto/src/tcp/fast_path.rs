@@ -56,9 +56,9 @@ footprint! {
     /// The fields that [`Tcb::take_expected`] reads or writes for data in order, timestamps
     /// included, and the number of the delivery.
     FOR_DATA, DATA_BYTES:
-    expected_bits, fast_path, common.conn, rcv.nxt, rcv.edge, rcv.offset, rcv.read, rcv.limit, rcv.timestamps, rcv.ts_recent,
-    rcv.ts_recent_at, rcv.last_ack_sent, rcv.ack, rcv.deliveries, snd.una, snd.max, snd.wnd, snd.wnd_max,
-    snd.wl1, snd.wl2, snd.shift, timers.next, timers.at,
+    expected_bits, fast_path, common.conn, rcv.nxt, rcv.edge, rcv.offset, rcv.read, rcv.limit,
+    rcv.timestamps, rcv.ts_recent, rcv.ts_recent_at, rcv.last_ack_sent, rcv.ack, rcv.deliveries,
+    snd.una, snd.max, snd.wnd, snd.wnd_max, snd.wl1, snd.wl2, snd.shift, timers.next, timers.at,
 }
 
 footprint! {
@@ -66,10 +66,11 @@ footprint! {
     /// round-trip measurement ends (one does per window), and while the written data does not
     /// end with our FIN.
     FOR_ACK, ACK_BYTES:
-    expected_bits, rcv.nxt, rcv.timestamps, rcv.ts_recent, rcv.ts_recent_at, rcv.last_ack_sent, rcv.sack_permitted,
-    snd.una, snd.max, snd.nxt, snd.una_offset, snd.mss, snd.fin, snd.wnd, snd.wnd_max, snd.wl1, snd.wl2,
-    snd.shift, retransmit.timing, retransmit.timed, retransmit.retries, retransmit.expiry, retransmit.rto,
-    retransmit.srtt, congestion.cwnd, congestion.phase, congestion.duplicates, timers.next, timers.at,
+    expected_bits, rcv.nxt, rcv.timestamps, rcv.ts_recent, rcv.ts_recent_at, rcv.last_ack_sent,
+    rcv.sack_permitted, snd.una, snd.max, snd.nxt, snd.una_offset, snd.mss, snd.fin, snd.wnd,
+    snd.wnd_max, snd.wl1, snd.wl2, snd.shift, retransmit.timing, retransmit.timed,
+    retransmit.retries, retransmit.expiry, retransmit.rto, retransmit.srtt, congestion.cwnd,
+    congestion.phase, congestion.duplicates, timers.next, timers.at,
 }
 
 // As much as two cache lines each; they need not be beside each other.
